@@ -3,7 +3,6 @@
 #
 #   benchmarks/gpu.sh [FOLDER] [OPTIONS]     JSON files in FOLDER (default: $OUT, else results/gpu); gpu.json holds them all
 #   benchmarks/gpu.sh FOLDER --sections kernels,decode --minutes 6
-#   benchmarks/gpu.sh FOLDER --sections tuning         hours of a default `saccade tune`, extrapolated from one text
 #
 # PYTHON=/path/to/python chooses the interpreter; it needs torch, triton, transformers and pydantic, and pytest for the checks;
 # vLLM's pack (benchmarks/gpu/vllm) brings what a bare machine lacks: source its environment first.

@@ -13,7 +13,7 @@ from .accumulation.command import accumulation
 from .eviction.command import eviction
 from .gates.command import gates, roles
 from .judging.command import ClaimsByNumber, Record, Workers, run, run_all, show_ledger
-from .promise.command import halvings, promise
+from .promise.command import promise
 from .upkeep.command import upkeep
 
 app = typer.Typer(
@@ -26,7 +26,6 @@ app.command()(eviction)
 app.command()(gates)
 app.command()(roles)
 app.command()(promise)
-app.command()(halvings)
 app.command()(upkeep)
 
 

@@ -50,7 +50,7 @@ _PASSES = (
     "--points 131072x1,131072x4,32768x8"
 )
 _LAYERS = "saccade calibrate layers --task kv --context 4096 --budgets 16,64,256 --output-dir results/layers"
-_TUNE = "saccade tune --context 1024 --quality 0.9 --dtype float32 --output-dir results/tune"
+_TUNE = "saccade tune --context 1024 --agreement 0.95 --dtype float32 --output-dir results/tune"
 _UPKEEP = "python -m claims upkeep --budget 256,1024 --json docs/results/upkeep.json --picture docs/images/upkeep.svg"
 
 
@@ -73,7 +73,6 @@ BLOCKS: Mapping[str, Made] = {
     "tune": Made(quality.tune, "tune", _TUNE),
     "promise": Made(quality.promise, "promise", "python -m claims promise"),
     "promise-power": Made(quality.power, "promise", "python -m claims promise"),
-    "promise-contests": Made(quality.contests, "promise", "python -m claims promise"),
     "upkeep": Made(quality.upkeep, "upkeep", _UPKEEP),
     "accumulation": Made(quality.accumulation, "accumulation", "python -m claims accumulation"),
     "eviction": Made(eviction, "eviction", "python -m claims eviction"),

@@ -17,10 +17,9 @@ from saccade.recipes.published import PREFIX, PUBLISHED
 
 from .page import Results, table
 
-QUALITIES = (0.99, 0.98, 0.97, 0.95, 0.9)
-FAMILIES = (1, 2, 4, 9, 12)
-ASKED = 12
-"""Questions of a text."""
+WANTED = (0.9, 0.95, 0.97, 0.98, 0.99)
+ASKED = 96
+"""Key tokens of a text, at most."""
 MODEL, CONTEXT, BATCH = "llama-3.1-8b", 131_072, 8
 
 
@@ -56,18 +55,10 @@ def cost(_: Results) -> list[str]:
 
 
 def texts(_: Results) -> list[str]:
-    """How many texts `tune` needs, and how many it asks, of a dozen questions each."""
-    body = [
-        [
-            f"{quality:g}",
-            *(
-                f"{texts_needed(quality, ASKED, families)} / {texts_needed(quality, ASKED, families, margin=MARGIN)}"
-                for families in FAMILIES
-            ),
-        ]
-        for quality in QUALITIES
-    ]
-    return table(["quality", *(f"{one} famil{'y' if one == 1 else 'ies'}" for one in FAMILIES)], body)
+    """How many texts judge in `tune` at least, and how many it wants."""
+    wanted = [[f"{texts_needed(one, ASKED, margin=margin)}" for one in WANTED] for margin in (0, MARGIN)]
+    body = [[name, *cells] for name, cells in zip(("at least", "wanted"), wanted, strict=True)]
+    return table(["texts that judge", *(f"{one:g}" for one in WANTED)], body)
 
 
 def recipes(_: Results) -> list[str]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from claims.promise.command import contest_table, error_table, power_table
+from claims.promise.command import error_table, power_table
 from saccade.report.wording import grouped
 
 from .page import Results, Row, named, source, table, told
@@ -69,22 +69,26 @@ def layers(results: Results) -> list[str]:
 
 
 def tune(results: Results) -> list[str]:
-    """What the screen let through, and the verdicts."""
-    columns = ["family", "budget", "right", "ratio of accuracies", "ratio shown", "MB per token", "status"]
+    """The candidates that were judged, and the best of each family beside them."""
+    columns = ["family", "budget", "on texts that searched", "agreement", "at least", "MB per token", "status"]
     body, names = [], named((row["family"] for row in results["rows"]), results.get("environment"))
-    for row in results["rows"]:
-        if row["status"] in ("screened out",):
-            continue
-        status = row["status"] + (", chosen" if row["spec"] == results["chosen"] else "")
-        rung = row["spec"].partition("budget=")[2].partition(",")[0] or DASH
-        right = f"{row['correct']:,}/{row['n']:,}"
-        figures = (f"{row['ratio']:.3f}", share(row["shown"], "{:.3f}"), f"{row['bytes'] / 1e6:.1f}")
-        body.append([names[row["family"]], rung, right, *figures, status])
-    dense = f"Dense attention: {results['dense_correct']}/{results['n']}, {results['dense_bytes'] / 1e6:.1f} MB"
-    screened, candidates = results["screened"], len(results["rows"])
-    asked = f"{screened['families']} families, {candidates} candidates screened on {len(screened['texts'])} texts"
-    command = f"saccade tune --context {results['context']} --quality {results['quality']:g} --dtype {results['dtype']}"
-    lines = f"{dense}; {asked}, {results['texts']} others judged. {source(command, 'tune')}"
+    for family, rows in grouped(results["rows"], lambda row: str(row["family"])).items():
+        for row in rows:
+            if row["shown"] is None and row is not max(rows, key=lambda one: one["searched"]):
+                continue
+            status = row["status"] + (", chosen" if row["spec"] == results["chosen"] else "")
+            rung = row["spec"].partition("budget=")[2].partition(",")[0] or DASH
+            figures = (share(row[what], "{:.3f}") for what in ("searched", "ratio", "shown"))
+            body.append([names[family], rung, *figures, f"{row['bytes'] / 1e6:.1f}", status])
+    texts = results["texts"]
+    asked = (
+        f"{len(results['rows'])} candidates on {len(texts['searched'])} texts, judged by {len(texts['judged'])} others"
+    )
+    keys = f"{results['n']:,} key tokens" if results["n"] else "none"
+    command = (
+        f"saccade tune --context {results['context']} --agreement {results['wanted']:g} --dtype {results['dtype']}"
+    )
+    lines = f"Dense attention: {results['dense_bytes'] / 1e6:.1f} MB; {asked} ({keys}). {source(command, 'tune')}"
     return [*table(columns, body, ("status",)), "", lines]
 
 
@@ -98,11 +102,6 @@ def promise(results: Results) -> list[str]:
 def power(results: Results) -> list[str]:
     """How often one that should pass does, for a dozen questions a text."""
     return power_table([row for row in results["power"] if row["asked"] == 12])
-
-
-def contests(results: Results) -> list[str]:
-    """Whole choices among eight families."""
-    return contest_table(results["contests"]["rows"])
 
 
 def upkeep(results: Results) -> list[str]:

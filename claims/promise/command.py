@@ -1,4 +1,4 @@
-"""`python -m claims promise` and `halvings`: how often `saccade tune` passes what it should not, and what it should."""
+"""`python -m claims promise`: how often `saccade tune` passes what it should not, and what it should."""
 
 from __future__ import annotations
 
@@ -6,9 +6,6 @@ from pathlib import Path
 from typing import Annotated, Any
 
 from saccade.cli.options import Seed, count, words
-
-FAILING = "all fail"
-"""Contests in which whatever is chosen breaks the promise."""
 
 
 def promise(
@@ -20,8 +17,7 @@ def promise(
     """Simulate answers whose questions fail together by text, and judge them as `saccade tune` does.
 
     Candidates whose ratio of accuracies is just below what is wanted: how often do they pass? And candidates that
-    answer as dense attention does. Designs with too few texts are refused, and counted. Then whole choices among eight
-    families, all judged or screened first, a third as many runs of each. You get three tables and JSON.
+    answer as dense attention does. Designs with too few texts are refused, and counted. You get two tables and JSON.
 
     Example:
 
@@ -34,55 +30,16 @@ def promise(
     from saccade.recipes.machine import versions
 
     from .simulation import Grid, errors, power
-    from .stages import compared, contests
 
     json.parent.mkdir(parents=True, exist_ok=True)
     check_file(json)
     same = Grid((30, 60, 100, 200), (4, 12, 24), (0.5, 0.75, 0.9, 1.0), (0.0,), (0.1, 0.3, 0.6), gains=(0.0,))
     results: dict[str, Any] = {"alpha": ALPHA, "correlation": CORRELATION, "seed": seed, "versions": versions()}
     results |= {"errors": errors(Grid(), runs, again, seed), "power": power(same, 0.97, runs, seed)}
-    results["contests"] = compared(contests(), max(runs // 3, 1), again, seed)
     write_json(json, results, indent=None)
     found = results["errors"]
     counted = f"{found['worlds']:,} worlds, {found['exceed']} of them above {ALPHA:.0%} beyond chance"
     say(output(), counted, "", *error_table(found), "", *power_table(results["power"]))
-    found = results["contests"]
-    counted = f"{found['contests']:,} contests, {found['exceed']} of them above {ALPHA:.0%} beyond chance"
-    say(output(), "", counted, "", *contest_table(found["rows"]))
-
-
-def halvings(
-    results: Annotated[Path, words("DIR", "Results folder of `saccade tune --full`.")] = Path("results/tune"),
-    splits: Annotated[int, count("Random halvings.", maximum=1_000_000)] = 1000,
-    quality: Annotated[float | None, words("RATIO", "Another ratio of accuracies than the run's own.")] = None,
-    seed: Seed = 0,
-) -> None:
-    """Check the promise on a finished `saccade tune --full`: one half of its texts chooses, the other half scores.
-
-    Example:
-
-      python -m claims halvings --results results/tune --quality 0.9
-    """
-    from saccade.cli.terminal import output, say
-    from saccade.errors import SaccadeError
-    from saccade.eval.interval import wilson
-
-    from .halvings import read_tables, resampled
-
-    families, tables, dense, costs, own = read_tables(results)
-    quality = own if quality is None else quality
-    if not 0 < quality < 1:
-        raise SaccadeError(f"--quality {quality:g} is not valid: above 0 and below 1, such as 0.99")
-    kept = resampled(families, tables, dense, costs, quality, splits=splits, seed=seed)
-    half = dense.shape[0] // 2 * dense.shape[1]
-    lines = [f"{splits} halvings of {dense.size} questions, quality {quality:g}:"]
-    other = f"missed on the other half ({dense.size - half} questions)"
-    for name, missed in ((other, kept.broken), ("missed on the whole table", kept.below)):
-        low, high = wilson(missed, splits)
-        lines.append(f"  {missed / splits:.1%} ({low:.1%} to {high:.1%}) {name}")
-    for spec, chosen in sorted(kept.chosen.items(), key=lambda pair: -pair[1]):
-        lines.append(f"  {chosen:>6} {spec or 'dense: nothing passed'}")
-    say(output(), *lines)
 
 
 def error_table(found: dict[str, Any]) -> list[str]:
@@ -119,20 +76,4 @@ def power_table(rows: list[dict[str, Any]]) -> list[str]:
                 for accuracy in accuracies
             ]
             lines.append(f"| {texts} × {asked} | {correlation:g} | " + " | ".join(f"{one:.1%}" for one in cells) + " |")
-    return lines
-
-
-def contest_table(rows: list[dict[str, Any]]) -> list[str]:
-    """Markdown: the worst world's rate, screened and with all judged; what fails is chosen, or what does not."""
-    correlations = sorted({row["correlation"] for row in rows})
-    lines = ["| chosen | " + " | ".join(f"correlation {one:g}" for one in correlations) + " |"]
-    lines += ["|---" * (len(correlations) + 1) + "|"]
-    for name in dict.fromkeys(row["name"] for row in rows):
-        what, worst = ("failing", max) if name == FAILING else ("passing", min)
-        cells = []
-        for correlation in correlations:
-            own = [row for row in rows if (row["name"], row["correlation"]) == (name, correlation)]
-            rates = [worst(row[way][what] / row["runs"] for row in own) for way in ("screened", "all judged") if own]
-            cells.append("{:.1%} ({:.1%})".format(*rates) if rates else "–")
-        lines.append(f"| {what}: {name} | " + " | ".join(cells) + " |")
     return lines

@@ -135,7 +135,7 @@ def errors(grid: Grid, runs: int, again: int, seed: int) -> dict[str, Any]:
     refused: dict[tuple[int, int, float], int] = {}
     for number, world in enumerate(grid.worlds()):
         quality = 1 - world.loss
-        needed = texts_needed(quality, world.asked, 1)
+        needed = texts_needed(quality, world.asked)
         if world.texts < needed:
             refused[world.texts, world.asked, world.loss] = needed
             continue
@@ -162,7 +162,7 @@ def power(grid: Grid, quality: float, runs: int, seed: int) -> list[dict[str, An
     rows = []
     for number, world in enumerate(grid.worlds()):
         rng = numpy.random.default_rng([seed, number])
-        needed = texts_needed(quality, world.asked, 1)
+        needed = texts_needed(quality, world.asked)
         rate = world.passing(quality, runs, rng) / runs if world.texts >= needed else None
         rows.append({**asdict(world), "quality": quality, "runs": runs, "needed": needed, "rate": rate})
     return rows

@@ -30,7 +30,7 @@ def short_passages(monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in {"TOLD": 12, "SHORT": 16, "KEY": 0.01}.items():
         monkeypatch.setattr(probe, name, value)
     few = Texts.passages
-    monkeypatch.setattr(Texts, "passages", lambda texts, tokenizer, count: few(texts, tokenizer, min(count, 3)))
+    monkeypatch.setattr(Texts, "passages", lambda texts, tokenizer, count: few(texts, tokenizer, min(count, 5)))
 
 
 @pytest.fixture(scope="module")

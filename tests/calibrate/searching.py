@@ -103,14 +103,9 @@ def probe_settings(folder: Path | None, output: Path, **changes: Any) -> layers.
 
 
 def tune_settings(folder: Path | None, output: Path, **changes: Any) -> tune.TuneSettings:
-    names = TargetSettings.__dataclass_fields__
-    shared = common(folder, output, **{name: changes.pop(name) for name in list(changes) if name in names})
-    options: dict[str, Any] = {
-        "quality": 0.5,
-        "policies": ("streaming", "quest:page=4"),
-        "budgets": "16,32",
-        "batch": 1,
-        "measure": False,
-        "full": False,
-    }
+    """By key tokens, or by answers to a `task`."""
+    names, task = TargetSettings.__dataclass_fields__, changes.pop("task", "")
+    shared = common(folder, output, **{name: changes.pop(name) for name in list(changes) if name in names}, task=task)
+    options: dict[str, Any] = {"policies": ("streaming", "quest:page=4"), "budgets": "16,32"}
+    options |= {"quality": 0.1} if task else {"agreement": 0.1}
     return tune.TuneSettings(shared, **{**options, **changes})

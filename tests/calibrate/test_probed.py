@@ -23,7 +23,7 @@ from saccade.methods.policy import Policy
 from saccade.recipes.recipe import Recipe
 
 LENGTH, LEAST = 60, 40
-PASSAGES = Texts.passages  # of which the conftest lets searches read three
+PASSAGES = Texts.passages  # of which the conftest lets searches read five
 
 
 @pytest.fixture(scope="module")

@@ -4,24 +4,18 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from searching import layer_settings, make_task, probe_settings, tune_settings
 
 from saccade.calibrate.asking import Reading
 from saccade.calibrate.layers import LayerSearch
-from saccade.calibrate.ledger import Ledger
-from saccade.calibrate.promise import walk
-from saccade.calibrate.sweep import KEY, Sweep
 from saccade.calibrate.tune import Tuning
 from saccade.checkpoints.versions import cache_argument
-from saccade.errors import SaccadeError
 from saccade.eval import reader
 from saccade.eval.sheet import Sheet
 from saccade.eval.subject import Subject
@@ -39,7 +33,7 @@ def task(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def settings(folder: Path, task: Path, output: Path, **changes: Any) -> Any:
-    given = {"quality": 0.1, "policies": POLICIES, "budgets": "32,16", **changes}
+    given = {"policies": POLICIES, "budgets": "32,16", **changes}
     return tune_settings(folder, output, task=str(task), **given)
 
 
@@ -76,19 +70,18 @@ def said(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     return tokens
 
 
-@pytest.mark.parametrize("full", [False, True])
 def test_every_text_is_prefilled_once_and_answers_are_those_of_fresh_runs(
-    folder: Path, task: Path, tmp_path: Path, prompts: Counter[tuple[int, ...]], said: list[Any], full: bool
+    folder: Path, task: Path, tmp_path: Path, prompts: Counter[tuple[int, ...]], said: list[Any]
 ) -> None:
     """Three families with two budgets each, on five texts."""
-    tuning = Tuning.check(settings(folder, task, tmp_path, full=full))
+    tuning = Tuning.check(settings(folder, task, tmp_path))
     results = tuning.run(nothing)
-    texts = [tuning.problems[number] for number in range(5)]
+    texts = [tuning.judged.problems[number] for number in range(5)]
     assert prompts == {text.tokens: 1 for text in texts}
     records, heard = [*map(json.loads, lines_of(tmp_path)[1:])], list(said)
     assert len(heard) == len(records)
     specs = {record["spec"] for record in records}
-    assert {row["spec"] for row in results["rows"]} | {"dense"} <= specs
+    assert {row["spec"] for row in results["rows"]} | {"dense"} == specs
     assert len(specs) > 1 + len(POLICIES), "no family came to its second budget"
     model, tokenizer = tuning.target.subject.load(), tuning.target.subject.tokenizer
     for record, tokens in zip(records, heard, strict=True):
@@ -165,84 +158,6 @@ def test_a_search_that_is_taken_up_asks_as_many_together(
     assert widths_of(monkeypatch, lambda: search("parts").run(nothing)) == {1}
     assert lines_of(tmp_path / "parts") == lines_of(tmp_path / "whole")
     assert json.loads(lines_of(tmp_path / "whole")[0])["settings"]["rows"] == 1
-
-
-# --- what is left out ---------------------------------------------------------------------------------------------
-
-TEXTS, ASKED = 48, 6
-
-
-class Scripted(Sweep):
-    """Answers that were drawn beforehand, and how often a text was read."""
-
-    script: dict[str, np.ndarray[Any, Any]]
-    read: Counter[int]
-
-    def ask(self, number: int, specs: Sequence[str]) -> Iterator[dict[str, Any]]:
-        self.read[number] += 1
-        for spec in specs:
-            right = self.script[spec][number].astype(int).tolist()
-            yield {"problem": number, "spec": spec, "right": right, "recall": [], "token_recall": [], "share": 1.0}
-
-
-def drawn(seed: int) -> dict[str, np.ndarray[Any, Any]]:
-    """Three families of four specs, that lose more or less and gain a little where dense attention is wrong."""
-    rng = np.random.default_rng(seed)
-    dense = rng.random((TEXTS, ASKED)) < rng.choice([0.6, 0.9, 1])
-    script = {"dense": dense}
-    for family in "abc":
-        for rung, lost in enumerate(np.sort(rng.choice([0, 0, 0.005, 0.02, 0.1, 0.4], 4))):
-            kept, gained = (rng.random(dense.shape) >= lost for lost in (lost, 0.95))
-            script[f"{family}{rung}"] = np.where(dense, kept, gained)
-    return script
-
-
-def walked(
-    tuning: Tuning, path: Path, script: dict[str, np.ndarray[Any, Any]], full: bool
-) -> tuple[dict[str, bool], dict[str, int], Counter[int]]:
-    """Which specs the walk comes to and whether they pass, on how many texts each was asked, and readings of texts."""
-    ladders = {family: {f"{family}{rung}": 4.0 - rung for rung in range(4)} for family in "abc"}
-    tuning = replace(tuning, settings=replace(tuning.settings, full=full, quality=0.9), problems=range(TEXTS))  # type: ignore[arg-type]
-    with Ledger(path, {}, KEY) as ledger:
-        sweep = Scripted(torch.nn.Linear(1, 1), None, range(TEXTS), ledger)  # type: ignore[arg-type]
-        Scripted.script, Scripted.read = script, Counter()
-        object.__setattr__(sweep.model, "device", torch.device("cpu"))
-        outcomes = tuning._outcomes(sweep, ladders, nothing)
-    tables = {spec: np.array(outcome.right) for spec, outcome in outcomes.items()}
-    assert all((table == script[spec][: len(table)]).all() for spec, table in tables.items())
-    dense = tables.pop("dense")
-    verdicts = walk({family: list(ladder) for family, ladder in ladders.items()}, tables, dense, 0.9)
-    times = Counter(spec for _, spec in sweep.ledger.records)
-    return {spec: verdict.passed for spec, verdict in verdicts.items()}, times, Scripted.read
-
-
-def test_what_is_left_out_changes_no_verdict(folder: Path, task: Path, tmp_path: Path) -> None:
-    """What a family's smaller budgets would have said behind a larger one that fails, nobody asks."""
-    tuning, outcomes = Tuning.check(settings(folder, task, tmp_path / "out")), Counter[bool]()
-    left_out = 0
-    for seed in range(40):
-        script = drawn(seed)
-        everything, _, read = walked(tuning, tmp_path / f"full{seed}", script, full=True)
-        assert read == dict.fromkeys(range(TEXTS), 1)
-        passed, times, read = walked(tuning, tmp_path / f"{seed}", script, full=False)
-        assert {spec for spec in passed if passed[spec]} == {spec for spec in everything if everything[spec]}
-        assert read == dict.fromkeys(range(TEXTS), 1)
-        outcomes.update(passed.values())
-        left_out += sum(number < TEXTS for number in times.values())
-        for spec, number in times.items():
-            assert number in (8, 12, TEXTS) and (number == TEXTS) >= passed.get(spec, False)
-    assert min(outcomes.values()) > 20, "one verdict only proves little"
-    # Of 40 runs hardly one keeps all twelve candidates to the end.
-    assert left_out > 40
-
-
-def test_where_dense_attention_answers_nothing_little_is_asked(folder: Path, task: Path, tmp_path: Path) -> None:
-    tuning, script = Tuning.check(settings(folder, task, tmp_path / "out")), drawn(0)
-    nowhere = {spec: np.zeros_like(table) for spec, table in script.items()}
-    with pytest.raises(SaccadeError, match="answers none"):
-        walked(tuning, tmp_path / "ledger", nowhere, full=False)
-    records = [*map(json.loads, (tmp_path / "ledger").read_text().splitlines()[1:])]
-    assert Counter(record["spec"] for record in records) == {"dense": 8} | dict.fromkeys({*script} - {"dense"}, 8)
 
 
 # --- memory -------------------------------------------------------------------------------------------------------

@@ -16,10 +16,8 @@ import torch
 from searching import POSITIONS, head_settings, layer_settings, make_model, make_task, probe_settings, tune_settings
 
 import saccade
-from saccade.calibrate import corpus
 from saccade.calibrate.heads import HeadSearch
 from saccade.calibrate.layers import LayerSearch
-from saccade.calibrate.promise import best_shown, texts_needed
 from saccade.calibrate.tune import Tuning
 from saccade.checkpoints.load import ModelSource
 from saccade.cli.calibrate import run_and_show
@@ -28,7 +26,6 @@ from saccade.plans.role_file import RoleFile
 from saccade.recipes.recipe import Recipe
 from saccade.report.heads import head_report, head_table
 from saccade.report.layers import layer_report, layer_table
-from walking import walk
 
 SEARCHES: dict[str, tuple[Any, Callable[..., Any]]] = {
     "heads": (HeadSearch, head_settings),
@@ -96,13 +93,23 @@ OWN: dict[str, list[tuple[dict[str, Any], list[str]]]] = {
         ({"texts": Path("absent")}, ["absent", "No such file"]),
     ],
     "tune": [
-        *ASKING,
-        ({"quality": 0.0}, ["--quality 0"]),
-        ({"quality": 1.0}, ["--quality 1"]),
-        ({"quality": float("nan")}, ["--quality nan"]),
-        ({"quality": 0.99, "questions": 12}, ["3 texts of 5 questions cannot show", "0.99", "at best", "--questions"]),
+        ({"context": 10}, ["--context 10", "128 tokens or more"]),
+        ({"task": "kv"}, ["--task 'kv'", "FILE.jsonl"]),
+        ({"task": "absent.jsonl"}, ["absent.jsonl", "cannot be read"]),
+        ({"task": "absent.jsonl", "agreement": 0.9}, ["--agreement 0.9", "--quality"]),
+        ({"task": "absent.jsonl", "texts": Path("mine")}, ["--texts mine", "without --task"]),
+        ({"task": "absent.jsonl", "quality": None}, ["needs a --quality", "0.99"]),
+        ({"quality": 0.5}, ["--quality 0.5", "--task FILE.jsonl", "--agreement"]),
+        ({"agreement": 0.0}, ["--agreement 0 ", "above 0 and below 1"]),
+        ({"agreement": float("nan")}, ["--agreement nan"]),
+        ({"task": "absent.jsonl", "quality": 1.0}, ["--quality 1 ", "above 0 and below 1"]),
+        ({"minutes": 0.0}, ["--minutes 0", "above 0"]),
+        ({"agreement": 0.99}, ["--agreement 0.99: there are 5 texts", "at best", "231 texts are needed"]),
+        ({"texts": Path("absent")}, ["absent", "No such file"]),
+        ({"texts": Path(__file__), "context": 740, "budgets": "185", "agreement": 0.9}, ["texts are needed"]),
+        ({"budgets": "185"}, ["--context 200", "740 tokens or more"]),
         ({"policies": ("nonsense",)}, ["nonsense"]),
-        ({"policies": ("tidal:reselect=40",), "questions": 60}, ["40"]),
+        ({"policies": ("tidal:reselect=40",)}, ["40"]),
     ],
 }
 CASES = [(name, changes, words) for name in SEARCHES for changes, words in (*EVERYWHERE, *OWN[name])]
@@ -140,7 +147,7 @@ def test_a_folder_that_cannot_be_written_is_one_line(folder: Path, tmp_path: Pat
 def test_sound_input_is_not_refused(folder: Path, tmp_path: Path, name: str) -> None:
     """Or the tests above would pass for another reason."""
     search, settings = SEARCHES[name]
-    checked = search.check(settings(folder, tmp_path, questions=60))
+    checked = search.check(settings(folder, tmp_path))
     assert checked.units > 0
     assert list(tmp_path.iterdir()) == []
 
@@ -272,110 +279,14 @@ def test_layers_of_a_model_with_few_of_them(tmp_path: Path, layers: int, most: i
     assert list(Recipe.read(tmp_path / "out" / "saccade.json").reselect) == results["chosen"]
 
 
-def test_tune_of_a_model_without_groups(folder: Path, task: Path, tmp_path: Path) -> None:
-    settings = tune_settings(folder, tmp_path, quality=0.1, task=str(task), policies=("streaming",), context=150)
-    search = Tuning.check(settings)
-    results = search.run(nothing)
-    recipe = Recipe.read(tmp_path / "saccade.json")
-    assert str(recipe.policy) == (results["chosen"] or "dense")
-    assert results["dense_correct"] == results["n"] == 8
-    assert results["texts"] == 4 and results["best_shown"] == best_shown(4, 2, 1)
-    for row in results["rows"]:
-        assert row["kept"] <= row["ratio"] == row["correct"] / 8 and row["passed"] == (row["shown"] >= 0.1)
-    model = ModelSource.locate(folder).weights(torch.device("cpu"), torch.float32)
-    with saccade.sparsify(model, tmp_path / "saccade.json") as run:
-        assert run.policy == recipe.policy
-
-
-def test_tune_asks_as_many_as_its_promise_needs(folder: Path, tmp_path: Path) -> None:
-    """Where nobody says how many, more than the fewest that could show it; and it says what they show."""
-    settings = tune_settings(folder, tmp_path, quality=0.9, questions=0)
-    search = Tuning.check(settings)
-    fewest = texts_needed(0.9, 5, 2)
-    assert fewest < len(search.problems) < 2 * fewest
-    assert search.target.settings.questions == 5 * len(search.problems)
-    assert f"asking {len(search.problems)} texts 5 questions each" in search.design
-    assert f"{best_shown(len(search.problems), 5, 2):.4f} at best" in search.design
-    assert best_shown(len(search.problems), 5, 2) > 0.9
-    needed = Tuning.check(tune_settings(folder, tmp_path, quality=0.9, questions=5 * fewest))
-    assert len(needed.problems) == fewest
-    with pytest.raises(SaccadeError, match=f"{fewest - 1} texts of 5 questions .* at least {fewest} texts"):
-        Tuning.check(tune_settings(folder, tmp_path, quality=0.9, questions=5 * fewest - 5))
-
-
-def test_tune_says_when_the_built_in_text_is_too_short(
-    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Fewer texts than wanted: enough of them judge, too few are refused, and never is one used twice."""
-    line = "This is a line of the text that is read here. "
-    monkeypatch.setattr(corpus, "package_sources", lambda: iter([line * 200]))
-    with pytest.raises(SaccadeError, match=r"cannot show a quality of 0\.95.*--task FILE\.jsonl, a shorter --context"):
-        Tuning.check(tune_settings(folder, tmp_path, quality=0.95, questions=600))
-    texts = Tuning.check(tune_settings(folder, tmp_path, quality=0.5, questions=600)).problems
-    assert texts_needed(0.5, 5, 2) <= len(texts) < 120
-
-
-def test_a_run_on_other_sources_is_not_taken_up(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Texts are cut from what is installed, which another day may be another version."""
-    for word, error in (("old", "answers none"), ("new", "text_sha256")):
-        text = f"This {word} line of the text is read here. " * 2000
-        monkeypatch.setattr(corpus, "package_sources", lambda text=text: iter([text]))
-        search = Tuning.check(tune_settings(folder, tmp_path, questions=25, policies=("streaming",), budgets="32"))
-        with pytest.raises(SaccadeError, match=error):
-            search.run(nothing)
-
-
-def test_one_text_of_the_users_shows_nothing(folder: Path, tmp_path: Path) -> None:
-    task = make_task(folder, tmp_path / "mine.jsonl", texts=1, asked=6)
-    with pytest.raises(SaccadeError, match=r"1 texts of 6 questions .* 0\.0000 at best, .* at least 2 texts"):
-        Tuning.check(tune_settings(folder, tmp_path / "out", quality=0.1, task=str(task), policies=("streaming",)))
-
-
-@walk
-def test_what_can_no_longer_pass_is_asked_no_more(folder: Path, tmp_path: Path) -> None:
-    """And nothing else comes of it: what a full run says of those that were asked everything, and what is chosen."""
-    task = make_task(folder, tmp_path / "mine.jsonl", texts=32)
-    shared: dict[str, Any] = {"quality": 0.9, "task": str(task), "policies": ("streaming", "exact_topk:dense_layers=1")}
-    shared |= {"budgets": "6,48,64,120"}
-    found = {}
-    for full in (False, True):
-        found[full] = Tuning.check(tune_settings(folder, tmp_path / str(full), full=full, **shared)).run(nothing)
-    whole = {row["spec"]: row for row in found[True]["rows"]}
-    assert found[False]["chosen"] == found[True]["chosen"]
-    early = [row for row in found[False]["rows"] if row["n"] < 64]
-    assert early and {row["n"] for row in early} == {16}
-    for row in found[False]["rows"]:
-        if row["n"] == 64:
-            assert row == whole[row["spec"]]
-    for row in early:
-        assert not row["passed"] and whole[row["spec"]]["status"] != "kept"
-        assert row["correct"] <= row["n"] and row["ratio"] == row["correct"] / 16
-    for family in {row["family"] for row in early}:
-        order = [row["status"] for row in found[False]["rows"] if row["family"] == family]
-        assert "kept" not in order[order.index("failed") :]
-    asked = [len((tmp_path / str(full) / "answers.jsonl").read_text().splitlines()) for full in (False, True)]
-    assert asked[0] < asked[1]
-
-
-def test_tune_with_texts_of_different_numbers_of_questions(folder: Path, tmp_path: Path) -> None:
-    """A task file may ask one text twice and another once: judged, or refused in one line before any work."""
-    task = make_task(folder, tmp_path / "mine.jsonl", texts=4, ragged=True)
-    settings = tune_settings(folder, tmp_path / "out", quality=0.1, task=str(task), policies=("streaming",))
-    try:
-        search = Tuning.check(settings)
-    except SaccadeError as error:
-        refused = str(error)
-    else:
-        assert search.run(nothing)["n"] == 7
-        return
-    assert "question" in refused and "\n" not in refused
-
-
 def test_a_model_that_answers_nothing_gets_no_recipe(folder: Path, tmp_path: Path) -> None:
-    for name, asked in (("layers", 10), ("heads", 10), ("tune", 60)):
+    line = {"context": "Word by word " * 20, "question": "What is said?", "answer": "Nothing of that"}
+    texts = [json.dumps(line | {"context": f"Text {number}. {line['context']}"}) for number in range(4)]
+    (tmp_path / "mine.jsonl").write_text("\n".join(texts))
+    for name, task in (("layers", "kv"), ("heads", "kv"), ("tune", str(tmp_path / "mine.jsonl"))):
         search, settings = SEARCHES[name]
         with pytest.raises(SaccadeError, match="answers none") as refused:
-            search.check(settings(folder, tmp_path / name, questions=asked, budgets="32")).run(nothing)
+            search.check(settings(folder, tmp_path / name, questions=10, budgets="32", task=task)).run(nothing)
         assert "\n" not in str(refused.value)
         assert not (tmp_path / name / "saccade.json").exists()
 
@@ -384,7 +295,7 @@ def test_a_model_that_answers_nothing_gets_no_recipe(folder: Path, tmp_path: Pat
 def test_a_folder_of_another_run_is_refused(grouped: Path, tmp_path: Path, name: str, file: str) -> None:
     """Texts of another seed are other texts, whatever is already in the folder."""
     task = make_task(grouped, tmp_path / "mine.jsonl", texts=4)
-    changes: dict[str, Any] = {"task": str(task), "budgets": "16", **({"quality": 0.1} if name == "tune" else {})}
+    changes: dict[str, Any] = {"task": str(task), "budgets": "16"}
     search, settings = SEARCHES[name]
     search.check(settings(grouped, tmp_path / "out", **changes)).run(nothing)
     with pytest.raises(OutputError, match="seed=0") as refused:
@@ -438,7 +349,7 @@ def test_a_full_disk_leaves_the_recipe_that_was_there(
     folder: Path, task: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
     search, settings = SEARCHES[name]
-    changes: dict[str, Any] = {"task": str(task), "budgets": "16", **({"quality": 0.1} if name == "tune" else {})}
+    changes: dict[str, Any] = {"task": str(task), "budgets": "16"}
     recipe = tmp_path / "mine.json"
     search.check(settings(folder, tmp_path / "out", recipe=recipe, **changes)).run(nothing)
     content = recipe.read_bytes()
@@ -468,7 +379,7 @@ def test_what_one_calibration_found_the_next_one_keeps(folder: Path, task: Path,
     HeadSearch.check(head_settings(folder, tmp_path / "heads", methods="random", **shared)).run(nothing)
     roles = Recipe.read(recipe).roles
     assert Recipe.read(recipe).reselect == reselect and roles is not None
-    Tuning.check(tune_settings(folder, tmp_path / "tune", quality=0.1, **shared)).run(nothing)
+    Tuning.check(tune_settings(folder, tmp_path / "tune", **shared)).run(nothing)
     last = Recipe.read(recipe)
     assert last.reselect == reselect and last.roles == roles
 

@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import json
-from collections import Counter
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from claims.promise import simulation, stages
-from claims.promise.command import contest_table, error_table, power_table
+from claims.promise import simulation
+from claims.promise.command import error_table, power_table
 from claims.promise.simulation import Grid, World, errors
-from claims.promise.stages import Contest, compared
 from commands import Invoke
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -25,11 +23,9 @@ def published() -> dict[str, Any]:
     return results
 
 
-def test_a_run_gives_json_and_three_tables(invoke: Invoke, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_gives_json_and_two_tables(invoke: Invoke, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     small = partial(Grid, (8, 100), (12,), (0.9,), (0.05,), (0.3,), ("rare",), (0.0,))
     monkeypatch.setattr(simulation, "Grid", lambda *sizes, **options: Grid(*sizes, **options) if sizes else small())
-    one = Contest("all fail", ((1.0,),) * 3, 0.8, 0.0, "even", asked=1)
-    monkeypatch.setattr(stages, "contests", lambda: [one])
     file = tmp_path / "inner" / "promise.json"
     result = invoke("promise", "--runs", 40, "--again", 60, "--json", file, "--seed", 5)
     assert result.exit_code == 0, result.output
@@ -42,9 +38,6 @@ def test_a_run_gives_json_and_three_tables(invoke: Invoke, tmp_path: Path, monke
     assert again["rows"] == [row]  # by seed
     assert "1 worlds, 0 of them above 5% beyond chance" in result.stdout
     lines = [*error_table(results["errors"]), *power_table(results["power"])]
-    lines += contest_table(results["contests"]["rows"])
-    assert results["contests"] == compared([one], 13, 60, 5)
-    assert "1 contests, 0 of them above 5% beyond chance" in result.stdout
     assert all(line in result.stdout for line in lines)
     assert "| 8 | – | 0 | 1 |" in lines
 
@@ -67,28 +60,3 @@ def test_worlds_are_drawn_again_where_too_many_pass(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(World, "passing", lambda *arguments: arguments[2])
     found = errors(Grid((100,), (12,), (0.9,), (0.05,), (0.3,), ("rare",), (0.0,)), 40, 60, 0)
     assert found["exceed"] == 1 and [row["runs"] for row in found["rows"]] == [60]
-
-
-def test_published_contests_are_of_today_s_screen(published: dict[str, Any]) -> None:
-    """Three of them, with the same draws; and none in which what fails was chosen too often."""
-    rows = published["contests"]["rows"]
-    assert len(rows) == len(stages.contests()) and published["contests"]["exceed"] == 0
-    for number in (2, 9, 11):
-        contest, row = stages.contests()[number], rows[number]
-        found = contest.chosen(row["runs"], simulation.numpy.random.default_rng([published["seed"], number]))
-        assert (contest.name, contest.way, row["runs"]) == (row["name"], row["way"], 200)
-        for way, chosen in found.items():
-            failing = sum(times for loss, times in chosen.items() if loss >= 1)
-            assert row[way] == {"failing": failing, "passing": 200 - failing - chosen[-1.0]}
-
-
-def test_contests_are_drawn_again_where_too_many_choose_what_fails(monkeypatch: pytest.MonkeyPatch) -> None:
-    """And counted if the others say the same; here all do."""
-
-    def everybody(_: Contest, runs: int, rng: Any) -> dict[str, Counter[float]]:
-        return {way: Counter({1.0: runs}) for way in stages.BOTH}
-
-    monkeypatch.setattr(Contest, "chosen", everybody)
-    found = compared([Contest("all fail", ((1.0,),), 0.9, 0.0, "even")], 40, 60, 0)
-    assert found["exceed"] == 1 and [row["runs"] for row in found["rows"]] == [60]
-    assert contest_table(found["rows"])[-1] == "| failing: all fail | 100.0% (100.0%) |"

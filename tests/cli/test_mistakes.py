@@ -95,11 +95,12 @@ def test_a_mistake_is_answered_in_one_line(
         (("policies", "--model", "llama-3.1-8b"), ("--model", "--cost")),
         (("policies", "--policy", "quest"), ("--policy", "--cost")),
         (("tune", "--quality", "99%"), ("--quality", "'99%'", "a number")),
-        (("tune", "--quality", "99"), ("--quality 99", "below 1")),
-        (("tune", "--task", "absent.jsonl"), ("'absent.jsonl' cannot be read", "No such file")),
+        (("tune", "--agreement", "99"), ("--agreement 99", "below 1")),
+        (("tune", "--minutes", "soon"), ("--minutes", "'soon'", "a number")),
+        (("tune", "--task", "absent.jsonl", "--quality", "0.9"), ("'absent.jsonl' cannot be read", "No such file")),
         (("tune", "--policy", "auto"), ("unknown policy 'auto'", "recipes are for decoding")),
         (("calibrate", "layers", "--policy", "tidal:reselect=9"), ("'tidal:reselect=9'", "leave them out")),
-        (("tune", "--task", "chess"), ("'chess'", "kv, listing, passkey")),
+        (("tune", "--task", "kv", "--quality", "0.9"), ("'kv'", "a file of questions, FILE.jsonl")),
         (("generat",), ("'generat'", "Did you mean 'generate'?")),
         (("bench", "serv"), ("'serv'", "'serve'")),
         (("bench", "decode", "--steps", "few"), ("--steps", "'few'", "whole numbers from 2")),
@@ -139,7 +140,7 @@ def test_timing_vllm_without_vllm(fails: Fails, monkeypatch: pytest.MonkeyPatch)
 def test_a_bad_task_file(fails: Fails, model_folder: Path, tmp_path: Path, lines: str, words: str) -> None:
     task = tmp_path / "own.jsonl"
     task.write_text(lines)
-    line = fails("tune", "--model", model_folder, "--task", task, "--output-dir", tmp_path / "out")
+    line = fails("tune", "--model", model_folder, "--task", task, "--quality", 0.9, "--output-dir", tmp_path / "out")
     assert str(task) in line and words in line
 
 

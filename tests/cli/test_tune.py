@@ -2,36 +2,34 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 from commands import Invoke
 
-TUNE = ("tune", "--context", "128", "--policy", "streaming", "--budgets", "16", "--dtype", "float32")
+TUNE = ("tune", "--context", "900", "--policy", "streaming", "--budgets", "16", "--dtype", "float32")
 
 
-def test_what_can_be_shown_is_said_before_it_starts(invoke: Invoke, model_folder: Path, tmp_path: Path) -> None:
-    """A random model answers nothing, which ends the run; by then it has been said."""
-    result = invoke(*TUNE, "--model", model_folder, "--quality", "0.6", "--output-dir", tmp_path / "out")
-    assert result.exit_code == 2, result.output
+def test_texts_and_minutes_are_said_before_it_starts(invoke: Invoke, model_folder: Path, tmp_path: Path) -> None:
+    fixed = (*TUNE, "--model", model_folder, "--agreement", "0.1", "--output-dir", tmp_path / "out")
+    result = invoke(*fixed)
+    assert result.exit_code == 0, result.output
     said = " ".join(result.stdout.split())
-    assert "texts 3 questions each; that shows a ratio of accuracies of 0." in said
-    assert "at best, if a candidate loses no answer (families: 1)" in said
-    assert "answers none of" in result.stderr and "Traceback" not in result.output
+    assert re.match(r"18 texts, about \d+\.\d minutes: 3 choose at most 4 candidates of 1 families, 15 others ", said)
+    assert "without a loss they show 0." in said and "and 0.1 is wanted" in said
+    few = invoke(*fixed, "--minutes", "1e-9")
+    assert few.exit_code == 2 and not few.stdout and few.stderr.count("\n") == 1
+    assert "--agreement 0.1: in --minutes 1e-09 fit 0 texts" in few.stderr
+    assert re.search(r"4 texts are needed, and \d+\.\d minutes", few.stderr)
 
 
-def test_too_few_questions_are_refused_with_how_many_it_takes(
-    invoke: Invoke, model_folder: Path, tmp_path: Path
-) -> None:
-    result = invoke(*TUNE, "--model", model_folder, "--questions", "30", "--output-dir", tmp_path / "out")
+def test_too_few_texts_are_refused_with_how_many_it_takes(invoke: Invoke, model_folder: Path, tmp_path: Path) -> None:
+    text = tmp_path / "mine.txt"
+    text.write_text("A word and another one. " * 400)
+    result = invoke(*TUNE, "--model", model_folder, "--texts", text, "--output-dir", tmp_path / "out")
     assert result.exit_code == 2 and not result.stdout
-    assert "10 texts of 3 questions cannot show a quality of 0.99" in result.stderr
-    assert "at best" in result.stderr and "texts can" in result.stderr and result.stderr.count("\n") == 1
+    assert re.search(
+        r"--agreement 0.95: there are \d texts, which show 0.\d+ at best; 47 texts are needed", result.stderr
+    )
+    assert result.stderr.count("\n") == 1
     assert not (tmp_path / "out").exists() or not list((tmp_path / "out").iterdir())
-
-
-def test_help_speaks_of_the_ratio(invoke: Invoke) -> None:
-    said = " ".join(invoke("tune", "--help").stdout.replace("│", " ").split())
-    assert "ratio of its accuracy to dense attention's" in said
-    assert "as many as the promise needs" in said
-    assert "Some texts screen all candidates." in said and "judged on other texts" in said
-    assert "Ask everything of every candidate: no screen" in said

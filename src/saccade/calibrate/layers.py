@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from ..adapters.hf.probe import FINALISTS, TIMES, WALK, Attach, Kind, Passage, Probe, Told, texts_that_fit
+from ..adapters.hf.probe import FINALISTS, WALK, Attach, Kind, Passage, Probe, Told, texts_that_fit
 from ..adapters.hf.run import attached
 from ..checkpoints.shape import shape_of_model
 from ..errors import SaccadeError
@@ -54,16 +54,9 @@ class LayerSearch:
         """Resolve settings, or raise a SaccadeError: one line about the first that is not valid."""
         target = Target.check(settings.common)
         layers = Reselecting.check(settings.policy, settings.budgets, target.subject.shape)
-        context, positions = settings.common.context, target.subject.positions
-        least = max(TIMES * max(layers.budgets), Passage(()).shortest)
-        if not least <= context <= positions:
-            raise SaccadeError(
-                f"--context {context} is not valid: the probe reads texts of {least:,} tokens or more, {TIMES} times "
-                f"the largest budget; the model has {positions:,} positions"
-            )
+        texts = Texts.of(settings.texts, settings.common.context, layers.budgets, target.subject.positions)
         if settings.common.task:
             target.problems()
-        texts = Texts(settings.texts, context, least)
         passages = tuple(texts.passages(target.subject.tokenizer, settings.passages))
         return cls(target, layers, settings.most, texts, passages)
 
@@ -76,9 +69,12 @@ class LayerSearch:
             asked = len(self.target.problems()) * (1 + specs)
         return len(self.passages) * (specs + walks) + asked
 
-    def run(self, advance: Callable[[str], None]) -> dict[str, Any]:
-        """Search, write the results and the recipe; what the folder already holds is not done again."""
-        model, layers = self.target.subject.load(), self.layers
+    def run(self, advance: Callable[[str], None], model: Any = None) -> dict[str, Any]:
+        """Search, write the results and the recipe; what the folder already holds is not done again.
+
+        `model`: the loaded one; None: it is loaded.
+        """
+        model, layers = self.target.subject.load() if model is None else model, self.layers
         earlier = self.target.earlier(shape_of_model(model))
         about = {name: self.target.about()[name] for name in ("model", "weights", "context", "dtype")}
         about |= {"policy": str(layers.policy), "texts": self.texts.name, "passages": self.texts.sha256(self.passages)}

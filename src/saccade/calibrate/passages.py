@@ -5,17 +5,18 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from ..adapters.hf.probe import Passage
-from ..errors import DocumentError
-from ..eval.document import library_sources, read_document
+from ..adapters.hf.probe import TIMES, Passage
+from ..errors import DocumentError, SaccadeError
+from ..eval.document import library_sources, package_sources, read_document
 from ..eval.tokens import TokenizedText
 
-BUILT_IN = "held-out modules of Python's library"
-_CHARACTERS = 8
-"""Of a token, at most, where the built-in text is cut to size."""
+BUILT_IN = "held-out modules of Python's library, and packages where these end"
+_CHARACTERS, _FILES = 8, 100
+"""Of a token, at most, where the built-in text is cut to size; and of packages, that are read at once."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,6 +29,17 @@ class Texts:
     path: Path | None
     length: int
     least: int
+
+    @classmethod
+    def of(cls, path: Path | None, context: int, budgets: Sequence[int], positions: int) -> Texts:
+        """Texts in which budgets tell something; or a SaccadeError, if `context` or the model has no room for them."""
+        least = max(TIMES * max(budgets), Passage(()).shortest)
+        if not least <= context <= positions:
+            raise SaccadeError(
+                f"--context {context} is not valid: the probe reads texts of {least:,} tokens or more, {TIMES} times "
+                f"the largest budget; the model has {positions:,} positions"
+            )
+        return cls(path, context, least)
 
     @property
     def name(self) -> str:
@@ -46,6 +58,8 @@ class Texts:
         """
         found, longest = list[Passage](), 0
         for text in self._read(count):
+            if self.path is None and len(found) >= count:
+                break
             whole = TokenizedText.of(tokenizer, text)
             start, longest = whole.start, max(longest, len(whole.tokens))
             body, step = whole.tokens[start:], self.length - start
@@ -64,6 +78,9 @@ class Texts:
     def _read(self, count: int) -> Iterator[str]:
         if self.path is None:
             yield library_sources(held_out=True, characters=2 * count * self.length * _CHARACTERS)
+            sources = package_sources()
+            while text := "".join(islice(sources, _FILES)):
+                yield text
         elif self.path.is_dir():
             found = sorted(self.path.rglob("*"))
             files = [one for one in found if one.is_file() and "/." not in f"/{one.relative_to(self.path).as_posix()}"]

@@ -1,10 +1,10 @@
-"""The promise of `saccade tune`: the accuracy of what is chosen is at least a share of dense attention's, with 95%
-confidence, over texts like those asked.
+"""The promise of `saccade tune`: what is chosen keeps at least a share of dense attention's, with 95% confidence, over
+texts like those that judged: of its right answers, or of its likeliest tokens where key tokens are told.
 
-What is promised is the *ratio of accuracies*, right answers of the candidate per right answer of dense attention. What
-it *kept*, the share of dense attention's right answers that it gave too, is reported beside it; gains are not in it.
+What is promised is a *ratio*, right per right of dense attention. Of key tokens dense attention is right by definition,
+so that nothing is gained, and the ratio is the share that stays; it has to be shown of every kind of text by itself.
 
-The questions of one text fail together, so texts are the units, and the ratio is shown only as far as two bounds allow:
+What belongs to one text fails together, so texts are the units, and the ratio is shown only as far as two bounds allow:
 
 - *By counts*: ratio = 1 - lost / right + gained / right, each by an exact binomial bound (Clopper and Pearson) that
   counts questions by their design effect (Kish; Korn and Graubard, 1998). The correlation in it is not estimated: a
@@ -17,19 +17,17 @@ With T texts of m questions and no loss, counts say as much as T m / (1 + (m - 1
 most T / CORRELATION; that is why fewer texts than `texts_needed` are refused. `python -m claims promise` simulates how
 often a candidate passes that fails.
 
-Many candidates are tried, and the cheapest that passes is taken: without a correction some would pass by luck.
-Candidates come in families, each walked from its most expensive one down to the first that fails, so that a family
-spends its alpha once (fixed-sequence testing); families share alpha evenly (Bonferroni). So with probability 1 - alpha
-nothing passes that does not keep the promise. Where some texts screen all families, only `finalists` are judged, on
-other texts: whom the screen chose tells nothing of those, so that alpha is shared by the finalists alone.
+Many candidates are tried, and the cheapest that passes is taken: without a correction some would pass by luck. So some
+texts put a few candidates in a `row`, and others judge these in its order down to the first that fails. The order says
+nothing of the texts that judge, so that each is judged with the whole alpha (fixed-sequence testing): with probability
+1 - alpha nothing passes that does not keep the promise.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import takewhile
 from typing import Any
 
 import numpy
@@ -39,30 +37,23 @@ from scipy.stats import t as student
 ALPHA, CORRELATION = 0.05, 0.75
 _SPLIT = (0.95, 0.05)
 """Shares of alpha: losses against dense attention decide, gains hardly matter."""
-MARGIN = 0.1
-"""Where the user names no number of questions, a candidate passes that loses this share of what it may lose."""
-FEWEST, SCREENED = 8, 32
-"""Texts of which anything is concluded before all are asked, at least; and that screen families, at most."""
-FINALISTS, RUNGS = 2, 2
-"""Families that are judged behind a screen, and candidates of each."""
+MARGIN = 0.3
+"""So many texts are wanted that a candidate passes that loses this share of what it may lose."""
+SEARCHING, FEWEST, JUDGED = 16, 2, 4
+"""Texts that put candidates in a row, at most and at least; and candidates of a row."""
 
-Marks = numpy.ndarray[Any, numpy.dtype[numpy.bool_]]
-"""Right or not, `[texts, questions]`."""
 Counts = numpy.ndarray[Any, Any]
 """Whole numbers or parts of them, text by text."""
 Shown = numpy.ndarray[Any, numpy.dtype[numpy.float64]]
-Tables = Mapping[str, Marks]
-"""By spec."""
-Families = Mapping[str, Sequence[str]]
-"""Specs by family, most expensive first."""
+Tally = tuple[Counts, Counts, Counts]
+"""Of each text: what dense attention alone, the candidate alone, and dense attention has right, `[texts]`."""
 
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """A candidate's ratio of accuracies, what it kept, the ratio that is shown, and whether that will do."""
+    """A candidate's ratio to dense attention, the ratio that is shown, and whether that will do."""
 
     ratio: float
-    kept: float
     shown: float
     passed: bool
 
@@ -119,89 +110,54 @@ def _by_texts(candidate: Counts, dense: Counts, alpha: float) -> Shown:
     return numpy.where(sure, (term(0, 1) - root) / numpy.where(sure, term(1, 1), 1), 0)
 
 
-def judge(candidate: Marks, dense: Marks, quality: float, alpha: float) -> Verdict:
-    """Whether a candidate keeps the promise, and what it is shown to keep; not if it was asked the first texts only.
+def judge(tallies: Sequence[Tally], wanted: float, alpha: float = ALPHA) -> Verdict:
+    """Whether a candidate keeps the promise: of every kind that dense attention has something right of, if of any.
 
     Args:
-        candidate, dense: right or not, of as many questions a text.
-        quality: wanted ratio of accuracies.
-        alpha: see `ratio_shown`.
+        tallies: of each kind.
+        wanted: ratio.
+        alpha: see `ratio_shown`. Kinds do not share it: who fails one passes no more often than one bound is wrong.
     """
-    whole, dense = len(candidate) == len(dense), dense[: len(candidate)]
-    lost, gained, right = (mask.sum(1) for mask in (dense & ~candidate, candidate & ~dense, dense))
-    shown, total = float(ratio_shown(lost, gained, right, alpha)), max(right.sum(), 1)
-    ratio, kept = float(candidate.sum() / total), float((right - lost).sum() / total)
-    return Verdict(ratio, kept, shown, whole and shown >= quality)
+    told = [(lost, gained, right) for lost, gained, right in tallies if right.sum()]
+    ratio = min((float(1 + (gained.sum() - lost.sum()) / right.sum()) for lost, gained, right in told), default=0.0)
+    shown = min((float(ratio_shown(*one, alpha)) for one in told), default=0.0)
+    return Verdict(ratio, shown, shown >= wanted)
 
 
-def walk(families: Families, tables: Tables, dense: Marks, quality: float, alpha: float = ALPHA) -> dict[str, Verdict]:
-    """Verdicts by spec, every family from its most expensive candidate down to the first that fails; behind it none."""
+def row(ratios: Mapping[str, float], costs: Mapping[str, float], hopeful: Callable[[float], bool]) -> list[str]:
+    """Whom other texts judge, from the best one down: of those that are `hopeful` and that nothing cheaper equals, the
+    best and the cheapest."""
+    best, found = -1.0, list[str]()
+    for spec in sorted(ratios, key=lambda spec: (costs[spec], -ratios[spec])):
+        if ratios[spec] > best:
+            best = ratios[spec]
+            found += [spec] if hopeful(best) else []
+    return [*found[JUDGED - 1 :][-1:], *found[: JUDGED - 1][::-1]]
+
+
+def walk(specs: Sequence[str], tallies: Mapping[str, Sequence[Tally]], wanted: float) -> dict[str, Verdict]:
+    """Verdicts by spec, down to the first that fails; behind it none."""
     verdicts: dict[str, Verdict] = {}
-    for members in families.values():
-        for spec in members:
-            verdicts[spec] = judge(tables[spec], dense, quality, alpha / len(families))
-            if not verdicts[spec].passed:
-                break
+    for spec in specs:
+        verdicts[spec] = judge(tallies[spec], wanted)
+        if not verdicts[spec].passed:
+            break
     return verdicts
 
 
-def cheapest(verdicts: Mapping[str, Verdict], costs: Mapping[str, float]) -> str | None:
-    """The cheapest candidate that passed; None if none did."""
-    passed = [spec for spec, verdict in verdicts.items() if verdict.passed]
-    return min(passed, key=lambda spec: costs[spec]) if passed else None
-
-
-def screen(families: Families, tables: Tables, dense: Marks, wanted: float) -> dict[str, list[str]]:
-    """What a screen lets through: of every family, from its most expensive candidate down, those whose ratio of
-    accuracies is at least `wanted`, up to the first whose ratio is not."""
-    right = max(dense.sum(), 1)
-    return {
-        family: list(takewhile(lambda spec: tables[spec].sum() / right >= wanted, members))
-        for family, members in families.items()
-    }
-
-
-def finalists(through: Families, costs: Mapping[str, float]) -> dict[str, list[str]]:
-    """Whom other texts judge, of what a `screen` let through; nobody if that is nothing.
-
-    A family's candidate is the cheapest of those; its fallback is the one above it, if there is one. Both go on from
-    the two families whose candidates are cheapest.
-    """
-    able = [family for family, members in through.items() if members]
-    going = sorted(able, key=lambda family: costs[through[family][-1]])[:FINALISTS]
-    return {family: list(through[family][-RUNGS:]) for family in going}
-
-
-def best_shown(texts: int, asked: int, families: int, *, losing: float = 0.0, alpha: float = ALPHA) -> float:
+def best_shown(texts: int, asked: int, *, losing: float = 0.0) -> float:
     """The ratio that texts of `asked` questions show, where dense attention is right and a candidate loses a share."""
     answers = numpy.float64(texts * asked / (1 + (asked - 1) * CORRELATION))
-    return 1 - float(_most_lost(losing * answers, answers, alpha / families)) if texts > 1 else 0.0
+    return 1 - float(_most_lost(losing * answers, answers, ALPHA)) if texts > 1 else 0.0
 
 
-def texts_needed(quality: float, asked: int, families: int, *, margin: float = 0.0, alpha: float = ALPHA) -> int:
-    """The fewest texts that show a quality of a candidate that loses `margin` of what it may lose; at least two."""
+def texts_needed(wanted: float, asked: int, *, margin: float = 0.0) -> int:
+    """The fewest texts that show a ratio of a candidate that loses `margin` of what it may lose; at least two."""
 
     def enough(texts: int) -> bool:
-        return best_shown(texts, asked, families, losing=margin * (1 - quality), alpha=alpha) >= quality
+        return best_shown(texts, asked, losing=margin * (1 - wanted)) >= wanted
 
     high = 2
     while not enough(high):
         high *= 2
     return bisect_left(range(high), True, lo=max(high // 2, 2), key=enough)
-
-
-def texts_to_screen(quality: float, asked: int) -> int:
-    """Texts that screen: about a tenth of those that then judge."""
-    return min(max(texts_needed(quality, asked, FINALISTS, margin=MARGIN) // 10, FEWEST), SCREENED)
-
-
-def ratio_to_screen(quality: float, texts: int, asked: int) -> float:
-    """The least ratio of accuracies that passes on the `texts` that judge, to a hundredth of what may be lost.
-
-    A screen wants it too: who has less there would hardly pass, and take the place of one who does.
-    """
-
-    def fails(hundredths: int) -> bool:
-        return best_shown(texts, asked, FINALISTS, losing=hundredths / 100 * (1 - quality)) < quality
-
-    return 1 - (1 - quality) * bisect_left(range(1, 100), True, key=fails) / 100

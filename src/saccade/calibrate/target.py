@@ -14,7 +14,6 @@ from typing import Any
 
 import torch
 
-from ..checkpoints.load import ModelSource
 from ..errors import DocumentError, SaccadeError
 from ..eval.benchmark import SUFFIXES
 from ..eval.output import check_folder, write_json, writing
@@ -33,15 +32,12 @@ from .sweep import KEY, Sweep
 from .task_file import FileProblems
 
 LEDGER = "answers.jsonl"
-LONGEST = 32_768
-ROOM = 256
-"""Positions for a question and its answer where a context is chosen for the user."""
 ASKED = 12
 """Questions per text."""
 SEEDS_APART = 1_000_000
 """Needles and stretches for different uses come from seeds this far apart."""
-TUNING, CHOOSING_HEADS, TRAINING = 3, 1000, 2000
-"""Which of them judge policies, give the retrieval score, and train; the first, 0, are for finding layers and heads."""
+CHOOSING_HEADS, TRAINING = 1000, 2000
+"""Which of them give the retrieval score, and train; the first, 0, are for finding layers and heads."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,8 +189,3 @@ class Target:
         about = {"date": date.today().isoformat(), **self.about(), **found}
         found, scores = {**recipe.found, command: about}, {**recipe.scores, command: dict(scores)}
         replace(recipe, found=found, scores=scores, versions=versions()).write(self.recipe_path)
-
-
-def default_context(model: str | None) -> int:
-    """`LONGEST` tokens, or as many as a model that can be read has positions for with a question behind them."""
-    return min(LONGEST, ModelSource.locate(model).shape()[1] - ROOM)

@@ -1,200 +1,240 @@
-"""`saccade tune`: the cheapest policy whose accuracy is at least a share of dense attention's, with 95% confidence."""
+"""`saccade tune`: the cheapest policy that keeps a share of what dense attention says, with 95% confidence."""
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
-from itertools import chain, takewhile
+from dataclasses import dataclass, replace
+from itertools import chain, pairwise
+from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 import numpy
 import torch
 
-from ..adapters.hf.probe import TIMES, Passage
+from ..adapters.hf.probe import TIMES, TOLD, Passage, clean
 from ..adapters.hf.support import refuse_rewinding
 from ..checkpoints.shape import shape_of_model
 from ..checkpoints.traffic import state_bytes, weights_read
 from ..errors import SaccadeError
+from ..eval.benchmark import SUFFIXES
 from ..eval.entry import parse_budgets
+from ..eval.workers import workers_for
 from ..methods.policy import Policy
 from ..plans.cost import cost_of
 from ..recipes.recipe import Recipe
 from .candidates import families, ladder, rungs
+from .judged import DENSE, Answers, Judged, KeyTokens
 from .layers import LayerSearch, LayerSettings
-from .problems import NeedleProblems, Problems, needles_in
-from .promise import (
-    ALPHA,
-    FEWEST,
-    FINALISTS,
-    MARGIN,
-    RUNGS,
-    Families,
-    Marks,
-    best_shown,
-    cheapest,
-    finalists,
-    judge,
-    ratio_to_screen,
-    screen,
-    texts_needed,
-    texts_to_screen,
-    walk,
-)
-from .standing import Standing
-from .sweep import Outcome, Sweep
-from .target import ASKED, TUNING, Target, TargetSettings
+from .passages import Texts
+from .promise import ALPHA, FEWEST, JUDGED, MARGIN, SEARCHING, Tally, best_shown, judge, row, texts_needed, walk
+from .sweep import Sweep
+from .target import Target, TargetSettings
 from .task_file import FileProblems
-from .timing import time_per_token
 
 Ladders = Mapping[str, Mapping[str, float]]
 """Bytes per token of every family's specs, most expensive first."""
 
-RESULTS, SEARCH, MOST_SEARCHED = "tune.json", "layers", 96
-PARTS = 16, 4, 1
-"""After which parts of the texts candidates are left out that can no longer pass."""
+RESULTS, SEARCH, LONGEST = "tune.json", "layers", 4096
+AGREEMENT, PART = 0.95, 6
+"""What is promised of key tokens where nobody says; and the part of all texts that chooses who is judged, at most."""
 
 
 @dataclass(frozen=True, slots=True)
 class TuneSettings:
-    """What the user can choose; see `saccade tune --help`. `common.questions` 0: as many as the promise needs."""
+    """What the user can choose; see `saccade tune --help`. A `context` of 0: `LONGEST`, or what the model has."""
 
     common: TargetSettings
-    quality: float
-    policies: tuple[str, ...]
-    budgets: str | None
-    batch: int
-    measure: bool
-    full: bool
+    policies: tuple[str, ...] = ()
+    budgets: str | None = None
+    batch: int = 1
+    texts: Path | None = None
+    agreement: float | None = None
+    quality: float | None = None
+    minutes: float | None = None
 
-
-@dataclass(frozen=True, slots=True)
-class Asked:
-    """What came of asking; outcomes by spec, dense attention's among them.
-
-    Attributes:
-        first: about the texts that screen; none without a screen.
-        through: whom the screen let through.
-        going: whom the others judge; none where nothing came through.
-        judging: about those.
-    """
-
-    first: Mapping[str, Outcome]
-    through: Families
-    going: Families
-    judging: Mapping[str, Outcome]
+    def wanted(self) -> float:
+        """The ratio that is promised, or a SaccadeError about what does not go together."""
+        task = self.common.task
+        if task and not task.endswith(SUFFIXES):
+            raise SaccadeError(f"--task {task!r} is not valid: a file of questions, FILE{' or FILE'.join(SUFFIXES)}")
+        for name, given, other in (
+            ("--agreement", self.agreement if task else None, "without --task: questions have a --quality"),
+            ("--texts", self.texts if task else None, "without --task: a file of questions has its own"),
+            ("--quality", None if task else self.quality, "with --task FILE.jsonl: texts have an --agreement"),
+        ):
+            if given is not None:
+                raise SaccadeError(f"{name} {given} is valid only {other}")
+        value = self.quality if task else AGREEMENT if self.agreement is None else self.agreement
+        if value is None:
+            raise SaccadeError(f"--task {task!r} needs a --quality: above 0 and below 1, such as 0.99")
+        if not 0 < value < 1:
+            name = "quality" if task else "agreement"
+            raise SaccadeError(f"--{name} {value:g} is not valid: above 0 and below 1, such as 0.95")
+        if self.minutes is not None and not self.minutes > 0:
+            raise SaccadeError(f"--minutes {self.minutes:g} is not valid: above 0")
+        return value
 
 
 @dataclass(frozen=True)
 class Tuning:
-    """A checked tuning; `run` it.
+    """A checked tuning; `run` it, best once it is `timed`.
 
     Attributes:
         budgets: largest first.
-        problems: every one of another text.
-        screening: numbers of those that screen all families, the others judge; none: all judge all families.
-        known: what is known of the model before any weight is read.
+        order: numbers of the judge's texts, drawn by the seed.
+        total: how many of them are used.
         search: for re-selection layers, if none are known and none were named.
-        most_families: how many there will be, at most: a layer that is searched gives three more.
-        standing: of the candidates, while it runs.
+        most: how many families there will be, at most: a layer that is searched gives more.
+        model: the loaded one.
+        minutes: what a run is thought to take.
     """
 
     settings: TuneSettings
+    wanted: float
     target: Target
     budgets: tuple[int, ...]
-    problems: Problems
-    screening: tuple[int, ...]
-    known: Recipe
+    judged: Judged
+    order: tuple[int, ...]
+    total: int
     search: LayerSearch | None
-    most_families: int
-    standing: Standing = field(default_factory=Standing)
+    most: int
+    model: Any = None
+    minutes: float | None = None
 
     @classmethod
     def check(cls, settings: TuneSettings) -> Tuning:
         """Resolve settings, or raise a SaccadeError: one line about the first that is not valid."""
-        quality = settings.quality
-        if not 0 < quality < 1:
-            raise SaccadeError(f"--quality {quality:g} is not valid: above 0 and below 1, such as 0.99")
-        if settings.measure and settings.batch > 1:
-            raise SaccadeError(f"--batch {settings.batch} does not fit --measure, which times single rows")
-        target = Target.check(settings.common)
-        known = target.earlier(target.subject.shape)
-        searches = not settings.policies and known.reselect is None and settings.common.context >= Passage(()).shortest
-        most = len(families(known, settings.policies)) + 3 * searches
-        named = () if settings.budgets is None else parse_budgets(settings.budgets)
-        target, problems, screening = _texts(target, quality, most, full=settings.full)
-        common = target.settings
-        budgets = named or ladder(common.context)
+        wanted, common = settings.wanted(), settings.common
+        target = Target.check(common)
+        subject, positions = target.subject, target.subject.positions
+        problems = FileProblems(subject.tokenizer, Path(common.task), positions=positions) if common.task else None
+        if problems:
+            problems.refuse_uneven()
+        context = problems.median_length if problems else common.context or min(LONGEST, positions)
+        common = replace(common, context=context, questions=len(problems) * len(problems[0].asks) if problems else 0)
+        target = replace(target, settings=common)
+        subject.refuse_too_large(common.context)
+        named = ladder(context) if settings.budgets is None else parse_budgets(settings.budgets)
+        budgets = tuple(sorted(named, reverse=True))
+        known = target.earlier(subject.shape)
+        tried = _families(known, settings)
+        for policy in chain.from_iterable(rungs(family, budgets, context) for family in tried):
+            policy.plan(subject.shape)
+            refuse_rewinding(policy, subject.shape)
+        judged: Judged
+        if problems:
+            judged = Answers(target, problems)
+            wants = len(judged)
+        else:
+            texts = Texts.of(settings.texts, context, budgets, positions)
+            wants = SEARCHING + texts_needed(wanted, TOLD, margin=MARGIN)
+            judged = KeyTokens(target, texts, tuple(texts.passages(subject.tokenizer, wants)))
+        order = numpy.random.default_rng(common.seed).permutation(len(judged)).tolist()
         search = None
-        if searches:
-            # A file has one set of texts: what chose a layer must not judge it.
-            task, asked = "" if target.from_file else common.task, min(MOST_SEARCHED, common.questions)
-            other = replace(common, output_dir=common.output_dir / SEARCH, recipe=None, task=task, questions=asked)
-            fitting = [budget for budget in budgets if TIMES * budget <= common.context] or [common.context // TIMES]
-            search = LayerSearch.check(LayerSettings(other, "tidal", ",".join(map(str, fitting)), 1))
-        tuning = cls(settings, target, tuple(sorted(budgets, reverse=True)), problems, screening, known, search, most)
-        for family in families(known, settings.policies):
-            for policy in rungs(family, tuning.budgets, common.context):
-                policy.plan(target.subject.shape)
-                refuse_rewinding(policy, target.subject.shape)
-        return tuning
+        if not settings.policies and known.reselect is None and context >= Passage(()).shortest:
+            fitting = [budget for budget in budgets if TIMES * budget <= context] or [context // TIMES]
+            other = replace(common, output_dir=common.output_dir / SEARCH, recipe=None, task="")
+            budget = str(fitting[len(fitting) // 2])
+            search = LayerSearch.check(LayerSettings(other, "tidal", budget, 1, settings.texts))
+        most = len(tried) + (2 + bool(problems)) * (search is not None)
+        total = min(wants, len(judged))
+        found = cls(settings, wanted, target, budgets, judged, tuple(order), total, search, most)
+        found._refuse_few(len(judged), "there are")
+        return found
+
+    @property
+    def needed(self) -> int:
+        """Texts on which a candidate can pass at all."""
+        return FEWEST + texts_needed(self.wanted, self.judged.asked)
+
+    def _refuse_few(self, texts: int, why: str, more: str = "") -> None:
+        """Raise a SaccadeError if no candidate could pass on so many texts."""
+        option = self.judged.option
+        if texts < self.needed:
+            shown = best_shown(texts - FEWEST, self.judged.asked)
+            raise SaccadeError(
+                f"--{option} {self.wanted:g}: {why} {texts} texts, which show {shown:.4f} at best; {self.needed} "
+                f"texts are needed{more}: more texts, or a lower --{option}"
+            )
+
+    def timed(self) -> Tuning:
+        """With the model loaded, and one text timed; with as many texts as fit into `--minutes`, or a SaccadeError."""
+        model, limit = self.target.subject.load(), self.settings.minutes
+        tried, standard = _families(self.target.earlier(shape_of_model(model)), self.settings), self.judged.standard
+        ladders = [rungs(family, self.budgets, self.target.settings.context) for family in tried]
+        # A family may have no candidate so small.
+        specs = [str(ladder[len(ladder) // 2]) for ladder in ladders if ladder] or [DENSE]
+        with self.judged.sweep(model) as sweep:
+            taken = _seconds(sweep, self.order[0], [*standard, specs[0], *specs])
+        reading, step = sum(taken[: len(standard) + 1]), fmean(taken[len(standard) + 1 :])
+
+        def minutes(total: int) -> float:
+            """Of a run: the layer search is one process, the rest is shared out."""
+            first = min(self._searching(total), total)
+            steps = first * self.most * len(self.budgets) + (total - first) * JUDGED
+            workers = workers_for(total, cores=torch.get_num_threads(), threads=sweep.threads, device=model.device.type)
+            alone = len(self.search.passages) * reading + self.search.units * step if self.search else 0.0
+            return (alone + (total * reading + steps * step) / workers) / 60
+
+        total = self.total
+        if limit is not None:
+            total = max((count for count in range(len(self.judged) + 1) if minutes(count) <= limit), default=0)
+            takes = f", and {minutes(self.needed):.1f} minutes"
+            self._refuse_few(total, f"in --minutes {limit:g} fit", takes)
+        return replace(self, model=model, total=total, minutes=minutes(total))
 
     @property
     def design(self) -> str:
-        """What will be asked, and what that can show at best, in one line."""
-        asked, most, judging = len(self.problems[0].asks), self.most_families, len(self.judging)
-        begin, judged, why = f"asking {judging:,} texts", most, ""
-        if self.screening:
-            begin = f"screening on {len(self.screening):,} texts, judging on {judging:,} others,"
-            judged, why = FINALISTS, f", of which at most {FINALISTS} are judged"
-        elif most > FINALISTS and not self.settings.full:
-            why = ", too few texts to screen them first"
+        """What will be tried, what that can show at best, and how long it takes, in one line."""
+        first = len(self.searching)
         return (
-            f"{begin} {asked} questions each; that shows a ratio of accuracies of "
-            f"{best_shown(judging, asked, judged):.4f} at best, if a candidate loses no answer (families: {most}{why})"
+            f"{self.total} texts, about {self.minutes or 0:.1f} minutes: {first} choose at most {JUDGED} candidates of "
+            f"{self.most} families, {self.total - first} others judge these; without a loss they show "
+            f"{best_shown(self.total - first, self.judged.asked):.4f}, and {self.wanted:g} is wanted"
         )
 
-    @property
-    def judging(self) -> list[int]:
-        """Numbers of the texts that judge."""
-        return sorted({*range(len(self.problems))} - {*self.screening})
+    def _searching(self, total: int) -> int:
+        """How many of so many texts choose who is judged: those that judges can spare."""
+        return max(min(SEARCHING, total // PART, total - texts_needed(self.wanted, self.judged.asked)), FEWEST)
 
     @property
-    def screen_wants(self) -> float:
-        """The least ratio of accuracies that the screen lets through."""
-        return ratio_to_screen(self.settings.quality, len(self.judging), len(self.problems[0].asks))
+    def searching(self) -> tuple[int, ...]:
+        """Numbers of the texts that choose who is judged."""
+        return tuple(sorted(self.order[: self._searching(self.total)]))
+
+    @property
+    def judging(self) -> tuple[int, ...]:
+        """Numbers of those that judge."""
+        return tuple(sorted(self.order[self._searching(self.total) : self.total]))
 
     @property
     def units(self) -> int:
         """Pieces of work of a whole run, at most."""
-        every = self.most_families * len(self.budgets)
-        judged = FINALISTS * min(RUNGS, len(self.budgets)) if self.screening else every
-        asked = len(self.screening) * (1 + every) + len(self.judging) * (1 + judged)
+        more, tried = len(self.judged.standard), self.most * len(self.budgets)
+        asked = len(self.searching) * (more + tried) + len(self.judging) * (more + JUDGED)
         return asked + (self.search.units if self.search else 0)
 
     def run(self, advance: Callable[[str], None]) -> dict[str, Any]:
         """Try, judge, choose; write results and the recipe."""
-        if self.search is not None:
-            self.search.run(advance)
-        model = self.target.subject.load()
+        model = self.target.subject.load() if self.model is None else self.model
         recipe = self.target.earlier(shape_of_model(model))
         if self.search is not None:
-            searched = Recipe.read(self.search.target.recipe_path)
+            search = self.search
+            if isinstance(self.judged, KeyTokens):
+                search = replace(search, passages=tuple(self.judged.passages[number] for number in self.searching))
+            search.run(advance, model)
+            searched = Recipe.read(search.target.recipe_path)
             found, scores = {**recipe.found, **searched.found}, {**recipe.scores, **searched.scores}
             recipe = replace(recipe, reselect=searched.reselect, found=found, scores=scores)
         ladders, dense_bytes = self._ladders(model, recipe)
-        with self.target.sweep(model, self.problems, recall=False, **self._source) as sweep:
-            self.standing.families, self.standing.records = ladders, sweep.ledger.records
-            results = self._results(ladders, dense_bytes, self._asked(sweep, ladders, advance))
-        if self.settings.measure:
-            self._measure(model, results)
+        with self.judged.sweep(model) as sweep:
+            first, others = replace(sweep, part=self.searching), replace(sweep, part=self.judging)
+            results = self._results(ladders, first, others, advance) | {"dense_bytes": dense_bytes}
         written = self.target.write_results(RESULTS, results)
         self._write(written, recipe)
         return written
-
-    @property
-    def _source(self) -> dict[str, str]:
-        """Which built-in text answers depend on, beside what `Target.about` says."""
-        return {"text_sha256": self.problems.corpus.sha256} if isinstance(self.problems, NeedleProblems) else {}
 
     def _ladders(self, model: Any, recipe: Recipe) -> tuple[Ladders, float]:
         """Every family's specs that cost less than dense attention, and its bytes per token."""
@@ -203,7 +243,7 @@ class Tuning:
         weight_bytes = weights_read(model, self.settings.batch) * itemsize
         states = state_bytes(model.config, self.target.subject.dtype)
         ladders, dense = dict[str, Mapping[str, float]](), 0.0
-        for family in families(recipe, self.settings.policies):
+        for family in _families(recipe, self.settings):
             members = {}
             for policy in rungs(family, self.budgets, common.context):
                 cost = cost_of(
@@ -219,152 +259,79 @@ class Tuning:
             raise SaccadeError(f"at a context of {common.context} no candidate reads less than dense attention")
         return ladders, dense
 
-    def _asked(self, sweep: Sweep, ladders: Ladders, advance: Callable[[str], None]) -> Asked:
-        going: Families = {name: list(ladder) for name, ladder in ladders.items()}
-        through, first = going, dict[str, Outcome]()
-        if self.screening:
-            first = self._answers(sweep, self.screening, going, advance)
-            tables = {spec: _marks(outcome) for spec, outcome in first.items()}
-            through = screen(going, tables, tables["dense"], self.screen_wants)
-            going = finalists(through, _costs(ladders))
-        return Asked(first, through, going, self._outcomes(sweep, going, advance) if going else {})
+    def _results(self, ladders: Ladders, first: Sweep, others: Sweep, advance: Callable[[str], None]) -> dict[str, Any]:
+        """Try all candidates on the texts that search, and judge some on the others: what stands in `tune.json`."""
+        costs = {spec: cost for ladder in ladders.values() for spec, cost in ladder.items()}
+        searched = {spec: judge(told, self.wanted).ratio for spec, told in self._told(first, [*costs], advance).items()}
+        going = row(searched, costs, self._hopeful)
+        told = self._told(others, going, advance) if going else {}
+        verdicts, walked = {spec: judge(one, self.wanted) for spec, one in told.items()}, walk(going, told, self.wanted)
+        kept = [spec for spec, verdict in walked.items() if verdict.passed]
 
-    def _answers(
-        self, sweep: Sweep, texts: Sequence[int], families: Families, advance: Callable[[str], None]
-    ) -> dict[str, Outcome]:
-        """Dense attention's answers about some texts and all candidates'. A text is read once for all of them."""
-        part, specs = replace(sweep, part=texts), ["dense", *chain.from_iterable(families.values())]
-        part.run(specs, advance)
-        outcomes = {spec: part.outcome(spec) for spec in specs}
-        dense = outcomes["dense"]
-        self.target.refuse_unanswered(dense.correct, dense.count, "there is nothing to keep")
-        return outcomes
+        def status(spec: str) -> str:
+            if spec in walked:
+                return "kept" if walked[spec].passed else "failed"
+            return "behind a failed one" if spec in told else "not judged"
 
-    def _outcomes(self, sweep: Sweep, families: Families, advance: Callable[[str], None]) -> dict[str, Outcome]:
-        """Dense attention's answers and all candidates' about the texts that judge.
+        def verdict(spec: str) -> dict[str, Any]:
+            found = verdicts.get(spec)
+            return {"ratio": found and found.ratio, "shown": found and found.shown}
 
-        Some texts come first: a candidate that would fail even if both had all others right has failed, and those
-        behind it in its family are asked no more either.
-        """
-        possible, outcomes = dict(families), dict[str, Outcome]()
-        judging, total, full = self.judging, len(self.judging), self.settings.full
-
-        def could_pass(spec: str) -> bool:
-            others = numpy.ones((total - len(dense), dense.shape[1]), dtype=bool)
-            table, standard = (numpy.concatenate([one, others]) for one in (_marks(outcomes[spec]), dense))
-            return judge(table, standard, self.settings.quality, ALPHA / len(families)).passed
-
-        for texts in sorted({total if full else min(max(total // part, FEWEST), total) for part in PARTS}):
-            outcomes |= self._answers(sweep, judging[:texts], possible, advance)
-            dense = _marks(outcomes["dense"])
-            if not full:
-                possible = {name: list(takewhile(could_pass, ladder)) for name, ladder in possible.items()}
-        return outcomes
-
-    def _results(self, ladders: Ladders, dense_bytes: float, asked: Asked) -> dict[str, Any]:
-        """What stands in `tune.json`; totals are of the texts that judged, or of those that let nothing through."""
-        outcomes, quality = {**asked.first, **asked.judging}, self.settings.quality
-        tables = {spec: _marks(outcome) for spec, outcome in outcomes.items()}
-        dense, screens = tables.pop("dense"), {spec: _marks(outcome) for spec, outcome in asked.first.items()}
-        costs, count = _costs(ladders), len(asked.going)
-        walked = walk(asked.going, tables, dense, quality)
-
-        def row(family: str, spec: str) -> dict[str, Any]:
-            outcome, judged = outcomes[spec], spec in asked.judging
-            told = asdict(judge(tables[spec], dense if judged else screens["dense"], quality, ALPHA / max(count, 1)))
-            if not judged:
-                told |= {"shown": None, "passed": False}
-                status = "not judged" if spec in asked.through[family] else "screened out"
-            elif told["passed"]:
-                status = "kept" if spec in walked else "behind a failed one"
-            else:
-                last = spec in walked or outcome.count == dense.size
-                status = "failed" if last else "behind a failed one"
-            screened = float(screens[spec].sum() / screens["dense"].sum()) if screens else None
-            return {
-                "family": family, "spec": spec, "bytes": costs[spec], "correct": outcome.correct, "n": outcome.count,
-                "share_attended": outcome.share, **told, "screened": screened, "status": status,
-            }  # fmt: skip
-
-        about = {"texts": list(self.screening), "families": len(ladders), "wanted": self.screen_wants}
         return {
-            "quality": quality,
-            "full": self.settings.full,
+            "measure": self.judged.option,
+            "read": self.judged.name,
+            "wanted": self.wanted,
             "alpha": ALPHA,
             "batch": self.settings.batch,
-            "texts": dense.shape[0],
-            "dense_correct": int(dense.sum()),
-            "n": int(dense.size),
-            "best_shown": best_shown(dense.shape[0], dense.shape[1], count) if count else None,
-            "families": count,
-            "screened": about if screens else None,
-            "dense_bytes": dense_bytes,
-            "rows": [row(family, spec) for family, ladder in ladders.items() for spec in ladder],
-            "chosen": cheapest(walked, costs),
+            "texts": {"searched": first.numbers, "judged": others.numbers},
+            "n": int(sum(right.sum() for _, _, right in told[going[0]])) if going else 0,
+            "best_shown": best_shown(len(others.numbers), self.judged.asked),
+            "rows": [
+                {"family": family, "spec": spec, "bytes": costs[spec], "searched": searched[spec], **verdict(spec)}
+                | {"status": status(spec)}
+                for family, ladder in ladders.items()
+                for spec in ladder
+            ],
+            "chosen": min(kept, key=lambda spec: costs[spec], default=None),
         }
 
-    def _measure(self, model: Any, results: dict[str, Any]) -> None:
-        """Time what passed, and choose by that."""
-        specs = ["dense", *(row["spec"] for row in results["rows"] if row["status"] == "kept")]
-        before = torch.get_num_threads()
-        torch.set_num_threads(self.target.settings.threads)
-        try:
-            times = time_per_token(model, self.target.subject.tokenizer, self.problems[0], specs)
-        finally:
-            torch.set_num_threads(before)
-        results["ms_per_token"] = times
-        fastest = min(times, key=lambda spec: times[spec])
-        results["chosen"] = None if fastest == "dense" else fastest
+    def _told(self, sweep: Sweep, specs: Sequence[str], advance: Callable[[str], None]) -> dict[str, Sequence[Tally]]:
+        """Candidates on a sweep's texts. A text is read once for all of them."""
+        sweep.run([*self.judged.standard, *specs], advance)
+        self.judged.refuse(sweep)
+        return {spec: self.judged.tallies(sweep, spec) for spec in specs}
+
+    def _hopeful(self, ratio: float) -> bool:
+        """Whether a candidate would pass that is as good on the texts that judge."""
+        return best_shown(len(self.judging), self.judged.asked, losing=max(1 - ratio, 0)) >= self.wanted
 
     def _write(self, results: dict[str, Any], earlier: Recipe) -> None:
         """The recipe: what was chosen, or dense if nothing keeps the promise."""
-        found = {"chosen_by": "measured time" if self.settings.measure else "bytes per token"}
-        found |= {name: results[name] for name in ("quality", "batch", "families", "screened")}
-        scores: dict[str, Any] = {"dense": [results["dense_correct"], results["n"]]}
-        row = next((row for row in results["rows"] if row["spec"] == results["chosen"]), None)
-        if row is not None:
-            scores |= {row["spec"]: [row["correct"], row["n"]], "ratio_shown": round(row["shown"], 4)}
-        policy = Policy.from_spec(results["chosen"] or "dense")
+        chosen = next((row for row in results["rows"] if row["spec"] == results["chosen"]), None)
+        found = {name: results[name] for name in ("measure", "read", "wanted", "batch", "n")}
+        found |= {"chosen_by": "bytes per token", "texts": len(results["texts"]["judged"])}
+        found |= {"confidence": 1 - ALPHA, "bound": chosen and round(chosen["shown"], 4)}
+        scores = {DENSE: 1.0} if chosen is None else {chosen["spec"]: round(chosen["ratio"], 4)}
+        policy = Policy.from_spec(results["chosen"] or DENSE)
         self.target.write_recipe("tune", replace(earlier, policy=policy), found=found, scores=scores)
 
 
-def _costs(ladders: Ladders) -> dict[str, float]:
-    return {spec: cost for ladder in ladders.values() for spec, cost in ladder.items()}
+def _families(recipe: Recipe, settings: TuneSettings) -> tuple[Policy, ...]:
+    """Those that are tried. The probe's steps stand behind a clean cache, where rectification changes nothing."""
+    found = families(recipe, settings.policies)
+    if settings.policies or settings.common.task:
+        return found
+    return tuple(one for one in found if one.rectify is None or clean(one) not in found)
 
 
-def _marks(outcome: Outcome) -> Marks:
-    return numpy.array(outcome.right, dtype=bool)
-
-
-def _texts(target: Target, quality: float, families: int, *, full: bool) -> tuple[Target, Problems, tuple[int, ...]]:
-    """What is asked, every text one of its own; the target with the context or number of questions that it gives; and
-    which texts screen, drawn by the seed: none where there are few families, or too few texts to judge on the others.
-
-    Raises a SaccadeError with the number needed if there are too few texts to show the quality.
-    """
-    problems, settings = target.problems(TUNING), target.settings
-    if isinstance(problems, FileProblems):
-        # Budgets and bytes follow from how long the texts are.
-        problems.refuse_uneven()
-        asked = len(problems[0].asks)
-        settings = replace(settings, context=problems.median_length, questions=len(problems) * asked)
-    else:
-        asked = min(ASKED, needles_in(settings.task, settings.context))
-    screening = 0 if full or families <= FINALISTS else texts_to_screen(quality, asked)
-    needed, remedy = texts_needed(quality, asked, families), "a lower --quality or fewer --policy"
-    least = screening + texts_needed(quality, asked, FINALISTS) if screening else needed
-    if isinstance(problems, NeedleProblems):
-        judged = FINALISTS if screening else families
-        wanted = len(problems) or screening + texts_needed(quality, asked, judged, margin=MARGIN)
-        settings = replace(settings, questions=settings.questions or wanted * asked)
-        problems = replace(problems, count=wanted, once=True)
-        more = f"--questions {min(needed, least) * asked}"
-        remedy = f"{more if len(problems) == wanted else '--task FILE.jsonl, a shorter --context'}, {remedy}"
-    if len(problems) < min(needed, least):
-        raise SaccadeError(
-            f"{len(problems)} texts of {asked} questions cannot show a quality of {quality:g}, but "
-            f"{best_shown(len(problems), asked, families):.4f} at best, for any of {families} families of policies: at "
-            f"least {min(needed, least)} texts can, if all answers are right ({remedy})"
-        )
-    drawn = numpy.random.default_rng(settings.seed).permutation(len(problems))[: screening * (len(problems) >= least)]
-    return replace(target, settings=settings), problems, tuple(sorted(drawn.tolist()))
+def _seconds(sweep: Sweep, number: int, specs: Sequence[str]) -> list[float]:
+    """What each of these takes on a text that is read for the first; once before, so that kernels are made."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(sweep.threads)
+    try:
+        for _ in range(2):
+            ends = [time.perf_counter()]
+            ends += [time.perf_counter() for _ in sweep.ask(number, specs)]
+    finally:
+        torch.set_num_threads(before)
+    return [end - begin for begin, end in pairwise(ends)]

@@ -129,19 +129,18 @@ def run_and_show(
     calibration: Any,
     table: Callable[[Any], Any],
     report: Callable[[Any, Path], Path],
-    standing: Callable[[], Any] | None = None,
 ) -> None:
-    """Run what was checked, under a bar and what is known so far; draw, print its table and what it has written."""
+    """Run what was checked, under a bar; draw, print its table and what it has written."""
     from ..recipes.recipe import Recipe
     from ..report.table import WIDE
     from .terminal import PLAIN_WIDTH, progress, show
 
-    with progress(calibration.units, standing) as advance:
+    with progress(calibration.units) as advance:
         results = calibration.run(advance)
     target = calibration.target
     drawn = report(results, target.settings.output_dir)
     recipe = Recipe.read(target.recipe_path)
     source = "found by saccade tune" if recipe.tuned else "not tuned"
     said = f"recipe: {target.recipe_path}, policy {recipe.policy}, {source}"
-    kind, widest = "picture" if drawn.suffix == ".svg" else "report", WIDE if standing else PLAIN_WIDTH
+    kind, widest = ("picture", PLAIN_WIDTH) if drawn.suffix == ".svg" else ("report", WIDE)
     show(table(results), f"{kind}: {drawn}", said, widest=widest)

@@ -1,4 +1,4 @@
-"""`saccade tune`: the cheapest policy that keeps a model's answers."""
+"""`saccade tune`: the cheapest policy that keeps what a model says."""
 
 from __future__ import annotations
 
@@ -6,24 +6,34 @@ from pathlib import Path
 from typing import Annotated
 
 from .calibrate import run_and_show
-from .options import Device, Dtype, Model, OutputDir, RecipePath, Seed, Task, Threads, count, flag, number, words
+from .options import Device, Dtype, Model, OutputDir, RecipePath, Seed, Threads, count, number, words
 
 
 def tune(
     model: Model = None,
-    quality: Annotated[float, number("RATIO", "Least ratio of its accuracy to dense attention's.")] = 0.99,
+    texts: Annotated[
+        Path | None,
+        words("FILE_OR_DIR", "Texts to read, UTF-8; such as the model will be used on. Default: Python's library."),
+    ] = None,
+    agreement: Annotated[
+        float | None,
+        number("SHARE", "Key tokens, at least, whose likeliest token stays dense attention's. Default: 0.95."),
+    ] = None,
     context: Annotated[
         int | None,
-        count(
-            "Length of the texts. Default: 32768, or what the model has room for; a task file has its own.",
-            128,
-            metavar="TOKENS",
+        count("Length of the texts. Default: 4096, or what the model has; a task file has its own.", metavar="TOKENS"),
+    ] = None,
+    minutes: Annotated[float | None, number("N", "Take as many texts as fit, of those wanted.")] = None,
+    task: Annotated[
+        str | None,
+        words(
+            "FILE",
+            "Judge by right answers: FILE.jsonl of objects with context, question and answer; or a benchmark's rows as "
+            "`compare --task` takes them.",
         ),
     ] = None,
-    task: Task = "kv",
-    questions: Annotated[
-        int | None,
-        count("Questions in all, a dozen per text. Default: as many as the promise needs.", maximum=1_000_000),
+    quality: Annotated[
+        float | None, number("RATIO", "With --task: least ratio of its right answers to dense attention's.")
     ] = None,
     policy: Annotated[
         list[str] | None,
@@ -35,10 +45,6 @@ def tune(
     ] = None,
     budgets: Annotated[str | None, words("N,N", "Budgets in tokens. Default: a 4th to a 64th of the context.")] = None,
     batch: Annotated[int, count("Rows decoded together, for the bytes.")] = 1,
-    measure: Annotated[bool, flag("--measure", "Choose by measured time per token instead of bytes.")] = False,
-    full: Annotated[
-        bool, flag("--full", "Ask everything of every candidate: no screen, and nobody is left out who cannot pass.")
-    ] = False,
     output_dir: OutputDir = Path("results/tune"),
     recipe: RecipePath = None,
     device: Device = "auto",
@@ -46,30 +52,31 @@ def tune(
     seed: Seed = 0,
     threads: Threads = 1,
 ) -> None:
-    """Find the cheapest policy that keeps the answers, and write it into a recipe that `--policy auto` takes.
+    """Find the cheapest policy that keeps what the model says, and write it into a recipe that `--policy auto` takes.
 
-    Some texts screen all candidates. Of those that lose little there, the two families with the cheapest go on, with
-    two candidates each, and are judged on other texts. One keeps the promise if the ratio of its accuracy to dense
-    attention's is at least --quality with 95% confidence, all that are judged counted and questions about one text
-    taken to fail together; the cheapest of those is chosen. Up to two families are judged without a screen. Without a
-    known re-selection layer, one is searched first. You get a table, the recipe, and a folder with `report.html`.
+    Texts are read densely, and the model is told their last tokens under each candidate. A key token is one that needs
+    a long context. A candidate keeps the promise if, with 95% confidence over texts, at least --agreement of key tokens
+    keep dense attention's likeliest token. Some texts choose who is judged, others judge; the cheapest that keeps the
+    promise is taken. Without a known re-selection layer, one is searched first. One text is timed before it starts. You
+    get a table, the recipe, and a folder with `report.html`.
 
     Examples:
 
-      saccade tune --context 2048
+      saccade tune --minutes 5
 
-      saccade tune --model ./Qwen3-8B --quality 0.98 --policy less_is_more:reselect=12 --policy quest --measure
+      saccade tune --model ./Qwen3-8B --texts ./documents --context 16384
+
+      saccade tune --model ./Qwen3-8B --task questions.jsonl --quality 0.98 --policy less_is_more:reselect=12
     """
-    from ..calibrate.target import TargetSettings, default_context
+    from ..calibrate.target import TargetSettings
     from ..calibrate.tune import TuneSettings, Tuning
     from ..report.page import tune_report
-    from ..report.tune import front_table, standing_table
+    from ..report.tune import front_table
     from .terminal import output, quiet_libraries, say
 
     quiet_libraries()
-    length = context or default_context(model)
-    shared = TargetSettings(model, task, length, questions or 0, output_dir, recipe, device, dtype, seed, threads)
-    settings = TuneSettings(shared, quality, tuple(policy or ()), budgets, batch, measure, full)
-    tuning = Tuning.check(settings)
+    shared = TargetSettings(model, task or "", context or 0, 0, output_dir, recipe, device, dtype, seed, threads)
+    settings = TuneSettings(shared, tuple(policy or ()), budgets, batch, texts, agreement, quality, minutes)
+    tuning = Tuning.check(settings).timed()
     say(output(), tuning.design)
-    run_and_show(tuning, front_table, tune_report, lambda: standing_table(tuning.standing.rows()))
+    run_and_show(tuning, front_table, tune_report)

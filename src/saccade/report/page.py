@@ -15,10 +15,10 @@ from ..files import replace_text
 from . import figures
 from .labels import labelled
 from .palette import SHADES
-from .tune import WORDS, front_columns, front_notes, front_pictures, front_rows
-from .wording import COLUMNS, Row, about, asked, grouped, lengths
+from .tune import RATIOS, WORDS, front_columns, front_notes, front_pictures, front_rows, front_title
+from .wording import COLUMNS, Row, grouped, lengths
 
-ABOUT = "model", "weights", "task", "texts_of", "context", "questions", "seed", "dtype"
+ABOUT = "model", "weights", "read", "texts_of", "context", "questions", "dtype"
 """What a tuning says of itself beside its environment."""
 
 
@@ -73,16 +73,15 @@ def tune_page(results: Mapping[str, Any]) -> str:
     return _page(
         "tune.html",
         rows,
-        about=f"{about(results)}, batch {results['batch']}",
-        asked=asked(results, results["n"], results["dense_correct"]),
+        about=front_title(results),
         environment={name: results[name] for name in ABOUT if name in results} | results["environment"],
-        quality=results["quality"],
+        ratio=RATIOS[results["measure"]],
+        wanted=results["wanted"],
         chosen=next((row for row in rows if row["chosen"]), None),
         columns=front_columns(results),
         words=WORDS,
         notes=front_notes(results),
         pictures=front_pictures(results),
-        screened=results["screened"],
     )
 
 

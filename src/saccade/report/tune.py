@@ -11,18 +11,19 @@ from matplotlib.ticker import LogLocator, NullFormatter, PercentFormatter
 from rich.table import Table
 
 from .drawing import canvas, inline, with_intervals
-from .labels import labelled, labels, meanings
+from .labels import labelled, meanings
 from .palette import FACT, INK, MUTED, Mark, marks
 from .table import fill, new_table
-from .wording import NOTHING, Columns, Row, about, asked, grouped, number
+from .wording import NOTHING, Columns, Row, grouped, number
 
 ZOOM = 5
 """The second picture shows the wanted quality with so many times its distance from 1."""
 
 WORDS = ("policy", "status")
 """Columns of candidates that hold words."""
-KEPT, SCREENED = "kept", "ratio, screened"
-"""Columns that decide nothing, which a terminal is spared."""
+KEPT = "the share of key tokens that keep dense attention's likeliest token, of the text as it is and repeated, is"
+RATIOS = {"agreement": "agreement", "quality": "ratio of right answers"}
+"""What is promised, by the option that asks for it."""
 
 
 def front_rows(results: Mapping[str, Any]) -> list[Row]:
@@ -37,93 +38,68 @@ def front_rows(results: Mapping[str, Any]) -> list[Row]:
 
 def front_columns(results: Mapping[str, Any]) -> Columns:
     """Headers, and what stands below them for a row of `front_rows`; what decides comes first."""
-    times, (unit, size), asked = results.get("ms_per_token"), _unit(results["rows"]), results["n"]
-    timed: Columns = {"ms per token": lambda row: number((times or {}).get(row["spec"]), "{:.2f}")}
-    screened: Columns = {SCREENED: lambda row: number(row["screened"], "{:.4f}")}
+    unit, size = _unit(results["rows"])
     return {
         # Once is enough.
         "policy": lambda row: row["label"] if row["first"] else "",
         "budget": lambda row: row["rung"],
         "status": lambda row: row["status"] + ", chosen" * row["chosen"],
-        "ratio shown": lambda row: number(row["shown"], "{:.4f}"),
+        "at least": lambda row: number(row["shown"], "{:.4f}"),
         f"{unit} per token": lambda row: f"{row['bytes'] / size:,.4g}",
-        **(timed if times else {}),
-        "ratio": lambda row: number(row["ratio"], "{:.4f}"),
-        f"right of {asked:,}": lambda row: f"{row['correct']:,}" + f" of {row['n']:,}" * (row["n"] < asked),
-        KEPT: lambda row: number(row["kept"], "{:.4f}"),
-        **(screened if results["screened"] else {}),
+        "judged": lambda row: number(row["ratio"], "{:.4f}"),
+        "searched": lambda row: f"{row['searched']:.4f}",
     }
 
 
 def front_table(results: Mapping[str, Any]) -> Table:
-    """Every candidate that was asked, family by family; the promise and what was chosen below."""
-    title = (
-        f"candidates that read less than dense attention: {about(results)}, batch {results['batch']}, "
-        f"{asked(results, results['n'], results['dense_correct'])}"
-    )
-    rows = front_rows(results)
-    columns = {name: cell for name, cell in front_columns(results).items() if name not in (KEPT, SCREENED)}
-    headers = [fill_text(name, 8, break_long_words=False) for name in columns]
+    """Every candidate, family by family; the promise and what was chosen below."""
+    rows, columns = front_rows(results), front_columns(results)
+    headers = [fill_text(name, 6, break_long_words=False) for name in columns]
     notes = [*meanings({row["family"]: row["label"] for row in rows}), *front_notes(results)]
-    return fill(new_table(title, headers, WORDS, notes), rows, columns, "label", bold="chosen")
+    return fill(new_table(front_title(results), headers, WORDS, notes), rows, columns, "label", bold="chosen")
 
 
-def standing_table(rows: Sequence[Row]) -> Table:
-    """Candidates in the middle of a tuning, a line per family: their ratios so far, rung by rung."""
-    title = "right answers so far, over dense attention's to the same questions"
-    table = new_table(title, ("policy", "asked", "ratios"), ("policy", "ratios"))
-    families = grouped(rows, lambda row: str(row["family"]))
-    found = labels(families)
-    for family, own in families.items():
-        said = ", ".join(f"{_rung(row, own)}: {number(row['ratio'], '{:.3f}')}" for row in own)
-        table.add_row(found[family], f"{sum(row['n'] for row in own):,}", said.replace("\n", " "))
-    return table
+def front_title(results: Mapping[str, Any]) -> str:
+    """What was tried, on what."""
+    return (
+        f"candidates that read less than dense attention: model {results['model']}, {results['read']}, context "
+        f"{results['context']:,}, batch {results['batch']}"
+    )
 
 
 def front_notes(results: Mapping[str, Any]) -> list[str]:
     """What is promised, and what was chosen."""
-    times, (unit, size) = results.get("ms_per_token"), _unit(results["rows"])
-    screen, judged = results["screened"], results["families"]
+    (unit, size), texts = _unit(results["rows"]), {name: len(found) for name, found in results["texts"].items()}
+    kept = "right answers, over dense attention's, are" if results["measure"] == "quality" else KEPT
     notes = [
-        f"promise: the ratio of accuracies, of what is chosen to dense attention, is at least {results['quality']:g}, "
-        f"with {1 - results['alpha']:.0%} confidence, all candidates of {judged} families counted",
+        f"{RATIOS[results['measure']]} with dense attention, on texts that judged and on those that searched before",
+        f"promise: {kept} at least {results['wanted']:g}, with {1 - results['alpha']:.0%} confidence over texts",
         f"dense attention reads and writes {results['dense_bytes'] / size:,.4g} {unit} per token",
+        f"{texts['searched']:,} texts chose who is judged, {texts['judged']:,} others judged, from the best candidate "
+        f"down to the first that failed; without a loss these show {results['best_shown']:.4f}",
     ]
-    if judged:
-        notes.append(
-            f"{results['texts']:,} independent texts, {results['n'] // results['texts']} questions each, taken to fail "
-            f"together: without a loss they show a ratio of {results['best_shown']:.4f}"
-        )
-    if screen:
-        went_on = f"the {judged} with the cheapest were judged" if judged else "none had one, so that none was judged"
-        notes.append(
-            f"screened: {screen['families']} families on {len(screen['texts'])} other texts, for candidates with a "
-            f"ratio of {screen['wanted']:.4f} or more; {went_on}"
-        )
-    if times:
-        notes.append(f"ms per token of what kept the promise; dense attention {times['dense']:.2f}")
-    if results["chosen"] is not None:
-        notes.append(f"chosen, by {'measured time' if times else 'bytes per token'}: {results['chosen']}")
-    elif times and len(times) > 1:
-        notes.append("nothing that keeps the promise is faster: dense attention stays")
-    else:
-        notes.append("nothing is shown to keep the promise: dense attention stays")
-    return notes
+    if results["n"]:
+        judged = "right answers of dense attention" if results["measure"] == "quality" else "key tokens"
+        notes.append(f"judged by {results['n']:,} {judged}")
+    if results["chosen"] is None:
+        return [*notes, "nothing is shown to keep the promise: dense attention stays"]
+    return [*notes, f"chosen, by bytes per token: {results['chosen']}"]
 
 
 def front_pictures(results: Mapping[str, Any]) -> list[str]:
     """Quality against bytes, as elements of a page: all candidates, and near the wanted one if some are far below."""
-    rows, lowest = results["rows"], 1 - ZOOM * (1 - results["quality"])
-    near = [row["ratio"] for row in rows if row["ratio"] > lowest]
+    rows, lowest = results["rows"], 1 - ZOOM * (1 - results["wanted"])
+    near = [_ratio(row) for row in rows if _ratio(row) > lowest]
+    ratio = RATIOS[results["measure"]]
     limits: dict[str, tuple[float, float] | None] = {"all candidates": None}
     if near and min(map(_shown, rows)) < lowest:
-        limits["near the wanted ratio"] = lowest, max(1.0, *near) + 0.5 * (1 - results["quality"])
+        limits[f"near the wanted {ratio}"] = lowest, max(1.0, *near) + 0.5 * (1 - results["wanted"])
     found = []
     for place, (title, limit) in enumerate(limits.items()):
         with canvas(6.4, 5.0, 9) as figure:
             axes = figure.add_subplot()
             _front(axes, results)
-            axes.set(title=title, ylabel="ratio of accuracies, candidate to dense attention", ylim=limit)
+            axes.set(title=title, ylabel=f"{ratio} with dense attention", ylim=limit)
             figure.legend(loc="outside lower center", ncols=2, fontsize=8)
             found.append(inline(figure, f"front-{place}"))
     return found
@@ -135,17 +111,17 @@ def _front(axes: Axes, results: Mapping[str, Any]) -> None:
     families = grouped(front_rows(results), lambda row: str(row["label"]))
     drawn = marks(families)
     axes.axhline(1, color=MUTED, linewidth=1.2, label="dense attention")
-    wanted, edge = results["quality"], results["dense_bytes"] / size
+    wanted, edge = results["wanted"], results["dense_bytes"] / size
     best = _best([row for row in results["rows"] if row["shown"] is not None] or results["rows"])
     axes.axhline(wanted, color=FACT, linestyle="dashed", linewidth=1, label=f"wanted: {wanted:g}")
-    places, ratios = [row["bytes"] / size for row in best], [row["ratio"] for row in best]
+    places, ratios = [row["bytes"] / size for row in best], [_ratio(row) for row in best]
     axes.step([*places, edge], [*ratios, ratios[-1]], where="post", color=INK, linewidth=1, alpha=0.45,
-              label="largest ratio for the bytes")  # fmt: skip
+              label="best for the bytes")  # fmt: skip
     for label, rows in families.items():
         _family(axes, label, rows, drawn[label], size)
     for row in results["rows"]:
         if row["spec"] == results["chosen"]:
-            axes.plot(row["bytes"] / size, row["ratio"], marker="o", markersize=15, markerfacecolor="none",
+            axes.plot(row["bytes"] / size, _ratio(row), marker="o", markersize=15, markerfacecolor="none",
                       markeredgecolor=FACT, markeredgewidth=1.8, linestyle="none", label="chosen")  # fmt: skip
     axes.plot(edge, 1, marker="_", markersize=14, markeredgewidth=3, color=MUTED, linestyle="none")
     axes.set_xscale("log")
@@ -158,8 +134,8 @@ def _front(axes: Axes, results: Mapping[str, Any]) -> None:
 
 def _family(axes: Axes, label: str, rows: Sequence[Row], mark: Mark, size: float) -> None:
     """One family's candidates: filled if the promise is kept, hollow if not."""
-    places, ratios = [row["bytes"] / size for row in rows], [row["ratio"] for row in rows]
-    ends = [(_shown(row), row["ratio"]) for row in rows]
+    places, ratios = [row["bytes"] / size for row in rows], [_ratio(row) for row in rows]
+    ends = [(_shown(row), _ratio(row)) for row in rows]
     with_intervals(axes, places, ratios, ends, mark, marker="none", linewidth=1, alpha=0.7)
     for row, place, ratio in zip(rows, places, ratios, strict=True):
         face = mark.color if row["status"] == "kept" else "white"
@@ -168,16 +144,21 @@ def _family(axes: Axes, label: str, rows: Sequence[Row], mark: Mark, size: float
     axes.plot([], [], **mark.style, markersize=6.5, linestyle="", label=label)
 
 
+def _ratio(row: Row) -> float:
+    """Of the texts that judged, or of those that searched where none did."""
+    return float(row["searched"] if row["ratio"] is None else row["ratio"])
+
+
 def _shown(row: Row) -> float:
     """What is shown of a candidate, or its ratio where no text judged it."""
-    return float(row["ratio"] if row["shown"] is None else row["shown"])
+    return _ratio(row) if row["shown"] is None else float(row["shown"])
 
 
 def _best(rows: Sequence[Row]) -> list[Row]:
     """Candidates with a larger ratio than every cheaper one, cheapest first."""
     best: list[Row] = []
-    for row in sorted(rows, key=lambda row: (row["bytes"], -row["ratio"])):
-        if not best or row["ratio"] > best[-1]["ratio"]:
+    for row in sorted(rows, key=lambda row: (row["bytes"], -_ratio(row))):
+        if not best or _ratio(row) > _ratio(best[-1]):
             best.append(row)
     return best
 

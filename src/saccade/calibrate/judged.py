@@ -1,0 +1,150 @@
+"""What judges candidates of `saccade tune`: key tokens of texts, or right answers to a file's questions."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy
+
+from ..adapters.hf.probe import KINDS, TOLD, Passage, Probe
+from ..adapters.hf.run import attached
+from ..checkpoints.shape import shape_of
+from ..errors import SaccadeError
+from ..methods.policy import Policy
+from .divergence import record
+from .ledger import Ledger
+from .passages import Texts
+from .promise import Tally
+from .sweep import KEY, Sweep
+from .target import Target
+from .task_file import FileProblems
+
+DENSE, PROBED = "dense", "probe.jsonl"
+
+
+class Judged(Protocol):
+    """Texts, by number.
+
+    Attributes:
+        option: how the user says what he wants.
+        standard: what is tried beside candidates.
+        asked: tokens or questions of a text, at most.
+        name: where they come from.
+    """
+
+    @property
+    def option(self) -> str: ...
+
+    @property
+    def standard(self) -> tuple[str, ...]: ...
+
+    @property
+    def asked(self) -> int: ...
+
+    @property
+    def name(self) -> str: ...
+
+    def __len__(self) -> int: ...
+
+    def sweep(self, model: Any) -> AbstractContextManager[Sweep]:
+        """Tries candidates; what the folder's ledger holds is not tried again."""
+
+    def tallies(self, sweep: Sweep, spec: str) -> Sequence[Tally]:
+        """Of each kind of what a candidate was asked, over the sweep's texts."""
+
+    def refuse(self, sweep: Sweep) -> None:
+        """Raise a SaccadeError if candidates cannot be told apart by the sweep's texts."""
+
+
+@dataclass(frozen=True)
+class KeyTokens:
+    """Key tokens of passages, as they are and repeated."""
+
+    target: Target
+    texts: Texts
+    passages: tuple[Passage, ...]
+    option: str = "agreement"
+    standard: tuple[str, ...] = ()
+    asked: int = TOLD
+
+    @property
+    def name(self) -> str:
+        return self.texts.name
+
+    def __len__(self) -> int:
+        return len(self.passages)
+
+    @contextmanager
+    def sweep(self, model: Any) -> Iterator[Sweep]:
+        settings = self.target.settings
+        about = {**self.target.about(), "seed": settings.seed, "texts": self.name}
+        about |= {"passages": self.texts.sha256(self.passages)}
+        with Ledger(settings.output_dir / PROBED, about, KEY) as ledger:
+            yield _Probing(model, self.target.subject.tokenizer, self.passages, ledger, settings.threads)
+
+    def tallies(self, sweep: Sweep, spec: str) -> Sequence[Tally]:
+        records = [sweep.ledger.records[number, spec] for number in sweep.numbers]
+        found = []
+        for kind in KINDS:
+            keys, equal = (numpy.array([one[kind][what] for one in records]) for what in ("keys", "key_equal"))
+            found.append((keys - equal, 0 * keys, keys))
+        return found
+
+    def refuse(self, sweep: Sweep) -> None:
+        numbers = {*sweep.numbers}
+        records = [one for one in sweep.ledger.records.values() if one["problem"] in numbers]
+        if not any(one[kind]["keys"] for one in records for kind in KINDS):
+            what = "no token needs a long context, so no candidate can be told from another"
+            raise SaccadeError(f"{self.texts.name}: {what}; choose other --texts")
+
+
+@dataclass(frozen=True)
+class Answers:
+    """Right answers to questions of the user's."""
+
+    target: Target
+    problems: FileProblems
+    option: str = "quality"
+    standard: tuple[str, ...] = (DENSE,)
+
+    @property
+    def name(self) -> str:
+        return self.target.settings.task
+
+    @property
+    def asked(self) -> int:
+        return len(self.problems[0].asks)
+
+    def __len__(self) -> int:
+        return len(self.problems)
+
+    def sweep(self, model: Any) -> AbstractContextManager[Sweep]:
+        return self.target.sweep(model, self.problems, recall=False)
+
+    def tallies(self, sweep: Sweep, spec: str) -> Sequence[Tally]:
+        dense, own = (numpy.array(sweep.outcome(one).right, dtype=bool) for one in (DENSE, spec))
+        return [((dense & ~own).sum(1), (own & ~dense).sum(1), dense.sum(1))]
+
+    def refuse(self, sweep: Sweep) -> None:
+        dense = sweep.outcome(DENSE)
+        self.target.refuse_unanswered(dense.correct, dense.count, "there is nothing to keep")
+
+
+@dataclass(frozen=True)
+class _Probing(Sweep):
+    """Candidates on passages, whose key tokens are told."""
+
+    problems: Any
+
+    def ask(self, number: int, specs: Sequence[str]) -> Iterator[dict[str, Any]]:
+        shape = shape_of(self.model.config)
+        separate = bool(shape.kinds or shape.sources)
+        with nullcontext() if separate else attached(self.model, Policy.from_spec(DENSE), None):
+            attach, passages = attached if separate else None, [self.problems[number]]
+            probe = Probe(self.model, passages, attach=attach, keys_alone=True, walks=(1,))
+            for spec in specs:
+                (told,) = probe.measure(Policy.from_spec(spec), self.tokenizer)
+                yield {"problem": number, "spec": spec, **record(told)}

@@ -1,0 +1,147 @@
+"""A tuning from texts to the recipe: who chooses and who judges, what is shown, and what is taken up again."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from searching import make_task, tune_settings
+from transformers import AutoModelForCausalLM
+
+from saccade.adapters.hf.probe import KINDS, TOLD, Probe
+from saccade.adapters.hf.run import attached
+from saccade.calibrate import tune
+from saccade.calibrate.passages import Texts
+from saccade.calibrate.promise import JUDGED, SEARCHING, texts_needed
+from saccade.calibrate.tune import Tuning
+from saccade.errors import OutputError, SaccadeError
+from saccade.methods.policy import Policy
+from saccade.recipes.recipe import Recipe
+
+pytestmark = pytest.mark.usefixtures("one_process")
+PASSAGES = Texts.passages  # of which the conftest lets searches read five
+POLICIES = ("streaming", "exact_topk:dense_layers=1", "exact_topk:dense_layers=0")
+
+
+def settings(folder: Path, output: Path, **changes: Any) -> tune.TuneSettings:
+    return tune_settings(folder, output, **{"policies": POLICIES, "budgets": "16,50", **changes})
+
+
+def shares(model: Any, tuning: Tuning, texts: list[int], spec: str) -> list[float]:
+    """Of key tokens that keep dense attention's likeliest one, by kind, from the outside."""
+    told = [
+        Probe(model, tuning.judged.passages[number], attach=attached).measure(Policy.from_spec(spec))
+        for number in texts
+    ]
+    found = [sum((one[kind].equal & one[kind].key).sum() for one in told) for kind in KINDS]
+    keys = [sum(one[kind].key.sum() for one in told) for kind in KINDS]
+    return [float(equal / count) for equal, count in zip(found, keys, strict=True) if count]
+
+
+def test_some_texts_choose_and_others_judge(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Texts, "passages", lambda texts, tokenizer, _: PASSAGES(texts, tokenizer, 9))
+    tuning = Tuning.check(settings(folder, tmp_path))
+    units: list[str] = []
+    results = tuning.run(units.append)
+    searched, judged = (results["texts"][what] for what in ("searched", "judged"))
+    assert not {*searched} & {*judged} and {*searched} | {*judged} == {*range(9)} and len(judged) == 7
+    assert len(units) <= tuning.units
+    model = AutoModelForCausalLM.from_pretrained(folder).eval()
+    rows = {row["spec"]: row for row in results["rows"]}
+    for spec, row in rows.items():
+        assert row["searched"] == pytest.approx(min(shares(model, tuning, searched, spec)), abs=1e-6)
+        assert (row["ratio"] is None) == (row["status"] == "not judged")
+        if row["ratio"] is not None:
+            assert row["ratio"] == pytest.approx(min(shares(model, tuning, judged, spec)), abs=1e-6)
+            assert row["shown"] < row["ratio"]
+    told = [row for row in rows.values() if row["ratio"] is not None]
+    assert 0 < len(told) <= JUDGED
+    # A walk from the best down: who is behind a failed one costs less than it.
+    failed = [row["bytes"] for row in told if row["status"] == "failed"]
+    assert all(row["bytes"] < failed[0] for row in told if row["status"] == "behind a failed one")
+    kept = [row for row in told if row["status"] == "kept"]
+    assert kept and all(row["shown"] >= 0.1 for row in kept)
+    assert results["chosen"] == min(kept, key=lambda row: row["bytes"])["spec"]
+    recipe = Recipe.read(tmp_path / "saccade.json")
+    assert recipe.tuned and str(recipe.policy) == results["chosen"]
+    found = recipe.found["tune"]
+    assert found["measure"] == "agreement" and found["n"] == results["n"] > 0 and found["confidence"] == 0.95
+    assert (found["texts"], found["bound"]) == (len(judged), round(rows[results["chosen"]]["shown"], 4))
+
+
+class StoppedError(Exception):
+    pass
+
+
+def test_an_interrupted_run_goes_on(folder: Path, tmp_path: Path) -> None:
+    units: list[str] = []
+
+    def stop(unit: str) -> None:
+        units.append(unit)
+        if len(units) == 8:
+            raise StoppedError
+
+    def lines(name: str) -> list[str]:
+        return (tmp_path / name / "probe.jsonl").read_text().splitlines()
+
+    whole = Tuning.check(settings(folder, tmp_path / "whole")).run(lambda _: None)
+    with pytest.raises(StoppedError):
+        Tuning.check(settings(folder, tmp_path / "parts")).run(stop)
+    assert len(lines("parts")) == 9
+    assert Tuning.check(settings(folder, tmp_path / "parts")).run(units.append) == whole
+    assert lines("parts") == lines("whole") and len(units) == len(lines("whole")) - 1
+    with pytest.raises(OutputError, match="seed=0"):
+        Tuning.check(settings(folder, tmp_path / "parts", seed=1)).run(stop)
+
+
+def test_a_layer_is_searched_on_texts_that_do_not_judge(folder: Path, tmp_path: Path) -> None:
+    tuning = Tuning.check(settings(folder, tmp_path, policies=(), budgets="50"))
+    results = tuning.run(lambda _: None)
+    about = json.loads((tmp_path / "layers" / "probe.jsonl").read_text().splitlines()[0])["settings"]
+    own = [tuning.judged.passages[number] for number in results["texts"]["searched"]]
+    assert about["passages"] == tuning.judged.texts.sha256(own)
+    specs = [row["spec"] for row in results["rows"]]
+    assert any("reselect" in spec for spec in specs) and Recipe.read(tmp_path / "saccade.json").reselect is not None
+    # The probe rectifies nothing, so that a rectified twin would be the same.
+    assert not any("rectify" in spec for spec in specs) and any(spec.startswith("resa") for spec in specs)
+
+
+def test_texts_without_key_tokens_judge_nothing(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("saccade.adapters.hf.probe.KEY", 1e9)
+    with pytest.raises(SaccadeError, match="no token needs a long context, so no candidate can be told") as refused:
+        Tuning.check(settings(folder, tmp_path)).run(lambda _: None)
+    assert "\n" not in str(refused.value) and not (tmp_path / "saccade.json").exists()
+
+
+def test_minutes_are_as_many_texts_as_fit(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A text that is read in a minute, a step in none; with seconds for a step, fewer."""
+    monkeypatch.setattr(tune, "_seconds", lambda *_: [60.0, 0.0])
+    timed = Tuning.check(settings(folder, tmp_path, minutes=4.5)).timed()
+    assert (timed.total, timed.minutes) == (4, 4.0) and "4 texts, about 4.0 minutes: 2 choose" in timed.design
+    more = ("lychee_cluster", "streaming")
+    for policies in (more, more[:1]):  # the first has no budget that small
+        assert Tuning.check(settings(folder, tmp_path, policies=policies, budgets="16")).timed().total == 5
+    monkeypatch.setattr(tune, "_seconds", lambda *_: [60.0, 60.0])
+    with pytest.raises(SaccadeError, match=r"in --minutes 4.5 fit 0 texts.* 4 texts are needed, and 24\.0 minutes"):
+        Tuning.check(settings(folder, tmp_path, minutes=4.5)).timed()
+    # As many as judges need come before those that choose; more than are wanted only choose no more.
+    many = replace(timed, wanted=0.95, order=tuple(range(200)))
+    needed = texts_needed(0.95, TOLD)
+    sizes = {total: len(replace(many, total=total).searching) for total in (needed + 2, needed + 9, needed + 99)}
+    assert [*sizes.values()] == [2, 9, SEARCHING]
+    assert len(replace(many, total=needed + 9).judging) == needed
+
+
+def test_a_file_whose_texts_cannot_be_compared(folder: Path, tmp_path: Path) -> None:
+    """Texts are asked equally often, and one text shows nothing."""
+    for name, made, words in (
+        ("ragged", {"texts": 4, "ragged": True}, "text 1 has 2"),
+        ("one", {"texts": 1}, "are 1 texts"),
+    ):
+        task = make_task(folder, tmp_path / f"{name}.jsonl", **made)
+        with pytest.raises(SaccadeError, match=words) as refused:
+            Tuning.check(settings(folder, tmp_path / "out", task=str(task)))
+        assert "\n" not in str(refused.value)
