@@ -12,8 +12,9 @@ import torch
 from searching import probe_settings
 from transformers import AutoModelForCausalLM
 
-from saccade.adapters.hf.probe import KINDS, Probe, Told
+from saccade.adapters.hf.probe import KINDS, WALK, Probe, Told
 from saccade.adapters.hf.run import attached
+from saccade.calibrate import layers
 from saccade.calibrate.divergence import Divergence, record
 from saccade.calibrate.layers import LayerSearch
 from saccade.calibrate.passages import Texts
@@ -119,23 +120,33 @@ def test_the_interval_of_a_difference_is_that_of_texts() -> None:
     assert Divergence("spec", better.texts[:2]).interval() is None
 
 
-def test_a_search_takes_the_least(folder: Path, tmp_path: Path, one_process: None) -> None:
-    """As the probe says from the outside, once; further layers only where they gain."""
+@pytest.mark.parametrize("together", [1, 2, 16])
+def test_a_search_takes_the_least(
+    folder: Path, tmp_path: Path, one_process: None, together: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As the probe says from the outside, once: the best of one step by steps in a row; further layers if they gain."""
+    monkeypatch.setattr(layers, "FINALISTS", 2)
+    monkeypatch.setattr(layers, "texts_that_fit", lambda model, tokens: together)
     settings = probe_settings(folder, tmp_path, budgets="16", most=3)
     search = LayerSearch.check(settings)
     results = search.run(str)
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
-    merits = {}
-    for layers in ((), (3,), (4,)):
-        policy = Policy.create("tidal", {"reselect": layers, "budget": 16})
-        told = [Probe(model, passage, attach=attached).measure(policy) for passage in search.passages]
-        of = [torch.cat([one[kind].divergence[one[kind].key] for one in told]) for kind in KINDS]
-        merits[layers] = sum(float(losses.mean()) for losses in of if len(losses))
+    merits: dict[int, dict[tuple[int, ...], float]] = {1: {}, WALK: {}}
+    for reselect in ((), (3,), (4,)):
+        policy = Policy.create("tidal", {"reselect": reselect, "budget": 16})
+        for walk, found in merits.items():
+            told = [Probe(model, [one], attach=attached).measure(policy, walk=walk)[0] for one in search.passages]
+            of = [torch.cat([one[kind].divergence[one[kind].key] for one in told]) for kind in KINDS]
+            found[reselect] = sum(float(losses.mean()) for losses in of if len(losses))
     rows = {tuple(row["reselect"]): row for row in results["rows"]}
-    for layers, merit in merits.items():
-        assert rows[layers]["merit"] == pytest.approx(merit, rel=1e-3)
+    for reselect, merit in merits[1].items():
+        assert rows[reselect]["merit"] == pytest.approx(merit, rel=1e-3)
+    finalists = sorted(merits[1], key=lambda one: merits[1][one])[:2]
+    assert [one for one in merits[1] if "walked" in rows[one]] == [one for one in merits[1] if one in finalists]
+    for reselect in finalists:
+        assert rows[reselect]["walked"]["merit"] == pytest.approx(merits[WALK][reselect], rel=1e-3)
     taken = [step["to"] for step in results["further_layers"] if step["taken"]]
-    assert results["chosen"] == [*(taken or [min(merits, key=lambda one: merits[one])])[-1]]
+    assert results["chosen"] == [*(taken or [min(finalists, key=lambda one: merits[WALK][one])])[-1]]
     assert list(Recipe.read(tmp_path / "saccade.json").reselect or ()) == results["chosen"]
     again: list[str] = []
     LayerSearch.check(settings).run(again.append)
