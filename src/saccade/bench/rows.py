@@ -77,10 +77,13 @@ class ServingRow(Row):
     Attributes:
         drift: of stock's time at this setting between the first engine and the last, as a share; None: it ran once.
         void: the drift is more than `DRIFT`, and nothing can be compared.
+        ms_per_cycle, tokens_per_cycle: of drafts and the pass that verifies them, and what a row has gained by it.
     """
 
     drift: float | None = None
     void: bool = False
+    ms_per_cycle: float | None = None
+    tokens_per_cycle: float | None = None
 
     @property
     def point(self) -> tuple[int, int]:

@@ -14,6 +14,7 @@ from ..checkpoints.traffic import state_bytes, weights_read
 from ..errors import SaccadeError
 from ..methods.policy import Policy
 from ..plans.cost import cost_of
+from ..types import ModelShape
 from .engines import CHUNK, EngineJob, EngineSettings
 from .grid import Grid, parse_points
 from .rows import ServingRow, compared, quartiles
@@ -33,6 +34,17 @@ class ServingSettings(EngineSettings):
 
     points: Sequence[str] = ()
     max_model_len: int | None = None
+    drafts: int | None = None
+    acceptance: float | None = None
+
+    def resolve(self, shape: ModelShape) -> tuple[tuple[Policy, ...], tuple[str, ...]]:
+        policies, notes = EngineSettings.resolve(self, shape)
+        if self.drafts is None:
+            return policies, notes
+        told, given = {"rectify": f"{self.drafts}:verify"}, (policy.options for policy in policies)
+        options = ({**one.model_dump(exclude_unset=True), **told} for one in given)
+        pairs = zip(policies, options, strict=True)
+        return tuple(one if one == DENSE else Policy.create(one.name, more) for one, more in pairs), notes
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +56,7 @@ class ServingJob(EngineJob[tuple[int, int]]):
         warm, turn: steps that do not count before the first turn, and those that an engine of a group takes in a turn.
         room: tokens that a row may decode, those before the first turn and while others arrive counted.
         periods: of rectified policies, which are timed in whole ones: the tokens after which a dense pass comes again.
+        drafts: of policies that are verified, the most that a cycle has.
     """
 
     row: ClassVar[type[Any]] = ServingRow
@@ -52,6 +65,7 @@ class ServingJob(EngineJob[tuple[int, int]]):
     steps: int
     room: int
     periods: Mapping[str, int]
+    drafts: Mapping[str, int]
 
     @classmethod
     def check(cls, settings: ServingSettings) -> ServingJob:
@@ -64,16 +78,20 @@ class ServingJob(EngineJob[tuple[int, int]]):
         points = points or tuple((context, batch) for context in grid.contexts for batch in grid.batches)
         points = tuple(dict.fromkeys((*((EMPTY, batch) for _, batch in points), *points)))
         block, policies, notes = settings.check(grid)
-        phases = {name: policy.phase for name, policy in policies.items() if policy is not None and policy.rectify}
-        if phases and not grid.served:
+        rectified = {name: policy.rectify for name, policy in policies.items() if policy is not None and policy.rectify}
+        if rectified and not grid.served:
             raise SaccadeError(
-                f"{next(iter(phases))}: on a CPU engines take turns of a few steps, of which dense passes are no whole "
-                "number; add rectify=none"
+                f"{next(iter(rectified))}: on a CPU engines take turns of a few steps, of which dense passes are no "
+                "whole number; add rectify=none"
             )
         steps = settings.steps or (64 if grid.served else 12)
         warm, turn = (8, steps) if grid.served else (1, 3)
-        periods = {name: phase.period for name, phase in phases.items()}
-        room = warm + 2 * steps + 2 * max(periods.values(), default=0) + SPARE
+        drafts = {name: rectify.every for name, rectify in rectified.items() if rectify.mode == "verify"}
+        if settings.acceptance is not None and not (drafts and 0 <= settings.acceptance <= 1):
+            raise SaccadeError(f"acceptance={settings.acceptance} is not valid: a share from 0 to 1, of --drafts")
+        periods = {name: rectify.every + 1 for name, rectify in rectified.items() if name not in drafts}
+        room = (warm + 2 * steps) * (1 + max(drafts.values(), default=0)) + SPARE
+        room += 2 * max(periods.values(), default=0)
         need = max(context for context, _ in points) + room
         longest = settings.max_model_len or need
         if longest < need:
@@ -84,14 +102,17 @@ class ServingJob(EngineJob[tuple[int, int]]):
         groups: tuple[tuple[str, ...], ...] = (tuple(policies),)
         if grid.served:
             groups = tuple((name,) for name in (*policies, STOCK_AGAIN))
-        return cls(grid, notes, settings, policies, points, groups, block, longest, warm, turn, steps, room, periods)
+        sizes = longest, warm, turn, steps, room
+        return cls(grid, notes, settings, policies, points, groups, block, *sizes, periods, drafts)
 
     @property
     def most(self) -> int:
         return max(batch for _, batch in self.points)
 
     def start(self, policy: Policy | None, settings: dict[str, Any]) -> SyntheticEngine:
-        return SyntheticEngine(self.settings.served(policy), max_num_batched_tokens=CHUNK, **settings)
+        told = self.settings.served(policy)
+        acceptance = self.settings.acceptance if told is not None and told.drafts else None
+        return SyntheticEngine(told, max_num_batched_tokens=CHUNK, acceptance=acceptance, **settings)
 
     def blocks(self, point: tuple[int, int]) -> int:
         context, batch = point
@@ -102,15 +123,19 @@ class ServingJob(EngineJob[tuple[int, int]]):
         return f"context {context}, batch {batch}"
 
     def measure(self, engines: Mapping[str, SyntheticEngine], point: tuple[int, int]) -> list[ServingRow]:
-        return self._rows(self._time(engines, *point), *point)
+        gained: dict[str, float] = {}
+        return self._rows(self._time(engines, gained, *point), gained, *point)
 
     def compare(self, rows: Sequence[ServingRow], bandwidth: float) -> list[ServingRow]:
         return compared(rows, EMPTY, bandwidth)
 
-    def _time(self, engines: Mapping[str, SyntheticEngine], context: int, batch: int) -> dict[str, list[float]]:
+    def _time(
+        self, engines: Mapping[str, SyntheticEngine], gained: dict[str, float], context: int, batch: int
+    ) -> dict[str, list[float]]:
         """Seconds of each engine's steps, taken in turns; the first of a turn warms the caches and is not timed.
 
-        Of a rectified policy of its periods, by step.
+        Of a rectified policy of its periods, by step; of one that is verified of its cycles, in all of which a row has
+        `gained` so many tokens.
         """
         times: dict[str, list[float]] = {name: [] for name in engines}
         for engine in engines.values():
@@ -121,14 +146,20 @@ class ServingJob(EngineJob[tuple[int, int]]):
             for name, engine in engines.items():
                 count = min(self.turn, self.steps - done)
                 period = self.periods.get(name, 1)
-                ends = [engine.round() for _ in range(1 + -(-count // period) * period)]
+                ends = [engine.round()]
+                before = engine.decoded if name in self.drafts else 0.0
+                ends += [engine.round() for _ in range(-(-count // period) * period)]
+                if name in self.drafts:
+                    gained[name] = gained.get(name, 0.0) + engine.decoded - before
                 # Of a rectified policy the mean of a whole period, in which every row has one dense pass.
                 times[name] += [(end - begin) / period for begin, end in pairwise(ends[::period])]
         for engine in engines.values():
             engine.end()
         return times
 
-    def _rows(self, times: Mapping[str, Sequence[float]], context: int, batch: int) -> list[ServingRow]:
+    def _rows(
+        self, times: Mapping[str, Sequence[float]], gained: Mapping[str, float], context: int, batch: int
+    ) -> list[ServingRow]:
         """One row per engine; stock reads what a dense policy does."""
         grid, rows = self.grid, []
         with torch.device("meta"):
@@ -138,12 +169,18 @@ class ServingJob(EngineJob[tuple[int, int]]):
         for name, taken in times.items():
             steps = len(taken) * self.periods.get(name, 1)
             policy = self.policies.get(name) or DENSE
-            cost = cost_of(policy.plan(grid.shape), policy.rectify, grid.shape, **size)
             fast, median, slow = quartiles(taken)
+            cycle, accepted = dict[str, float](), 1.0
+            if name in gained:
+                tokens = gained[name] / len(taken)
+                cycle = {"ms_per_cycle": median, "tokens_per_cycle": tokens}
+                fast, median, slow = fast / tokens, median / tokens, slow / tokens
+                accepted = (tokens - 1) / self.drafts[name]
+            cost = cost_of(policy.plan(grid.shape), policy.rectify, grid.shape, **size, acceptance=accepted)
             rows.append(
                 ServingRow(
                     policy=name, runtime="vllm", context=context, batch=batch, threads=max(grid.threads),
-                    steps=steps, ms_per_token=median, ms_fast=fast, ms_slow=slow, bytes=cost.total,
+                    steps=steps, ms_per_token=median, ms_fast=fast, ms_slow=slow, bytes=cost.total, **cycle,
                 )
             )  # fmt: skip
         return rows

@@ -8,6 +8,8 @@ from collections.abc import Iterable
 from typing import Any
 
 from ..adapters.vllm.checks import FULL_KIND, SCHEDULER, captured_for, rectifies_ahead
+from ..adapters.vllm.lossless import WORKER as LOSSLESS
+from ..adapters.vllm.lossless import by_chance, speculation
 from ..adapters.vllm.options import KEY, ServeOptions
 from ..errors import SaccadeError
 
@@ -47,6 +49,7 @@ class Engine:
     Args:
         options: of saccade; None is stock vLLM.
         apart: whether layers with a window are left to vLLM's own backend.
+        acceptance: of drafts, by chance; None: those stand that are the model's.
         settings: of vLLM's `LLM`: the model's folder, with a `config.json`, and sizes.
 
     Attributes:
@@ -54,7 +57,9 @@ class Engine:
         facts: seconds that it took to start, the tokens that fit, and how vLLM runs it.
     """
 
-    def __init__(self, options: ServeOptions | None, *, apart: bool = False, **settings: Any) -> None:
+    def __init__(
+        self, options: ServeOptions | None, *, apart: bool = False, acceptance: float | None = None, **settings: Any
+    ) -> None:
         start = time.perf_counter()
         import vllm
         from vllm.engine.arg_utils import EngineArgs
@@ -64,6 +69,10 @@ class Engine:
             backend = {"attention_config": {"backend_per_kind": {FULL_KIND: "CUSTOM"}}}
             ours = {**(backend if apart else {"attention_backend": "CUSTOM"})}
             ours["additional_config"] = {KEY: options.to_dict()}
+            if options.drafts:
+                told = {} if acceptance is None else by_chance(options.drafts, acceptance)
+                told |= speculation(settings["model"], options.drafts)
+                ours |= {"worker_cls": LOSSLESS, "speculative_config": told}
             if options.rewrites is not None:
                 ours |= {"scheduler_cls": SCHEDULER}
                 # As a server would be started.
@@ -144,6 +153,11 @@ class SyntheticEngine(Engine):
                 if output.finished:
                     raise SaccadeError("a request ended while it was timed: max_model_len leaves no room for its steps")
         return time.perf_counter()
+
+    @property
+    def decoded(self) -> float:
+        """Tokens so far of a row, in the mean."""
+        return sum(self._counts.values()) / len(self._counts)
 
     def end(self) -> None:
         """Drop the requests."""

@@ -95,6 +95,12 @@ def serve(
     memory: options.Memory = 0.9,
     tensor_parallel: options.TensorParallel = 1,
     rectify_together: options.RectifyTogether = False,
+    drafts: Annotated[
+        int | None, count("Let policies draft so many tokens, and vLLM verify them: as rectify=N:verify.")
+    ] = None,
+    acceptance: Annotated[
+        float | None, options.number("A", "Let a draft stand with this probability, whatever it is. Default: as it is.")
+    ] = None,
     kv_cache_dtype: options.CacheDtype = "auto",
     dtype: RandomDtype = "bfloat16",
     device: options.VllmDevice = "auto",
@@ -107,13 +113,17 @@ def serve(
     of the cost model take at the bandwidth measured in the same run, on top of stock's time at an empty context.
     On a CPU all engines stand in one process and take turns. On CUDA they run as served, one after another, stock
     first and last: a setting at which the two differ by more than 2% is void. Rectified policies are timed there alone,
-    in whole periods: a step's time is then the mean of one.
+    in whole periods: a step's time is then the mean of one. So are drafts: a token's time is that of a cycle, drafts
+    and the pass that verifies them, over the tokens that a row has gained. Random weights accept next to none:
+    --acceptance says how many.
 
     Example:
 
       saccade bench serve --context 8192,32768 --batch 1,4 --policy tidal --policy quest --json serve.json
 
       saccade bench serve --shape llama-3.1-8b --points 131072x1,131072x4 --policy tidal --json serve.json --resume
+
+      saccade bench serve --shape llama-3.1-8b --points 131072x1 --policy tidal --drafts 8 --acceptance 0.967
     """
     from ..bench.serving import ServingJob, ServingSettings
     from ..report.timings import serving_table
@@ -124,7 +134,7 @@ def serve(
         shape=shape, contexts=context, batches=batch, threads=[str(threads)], dtype=dtype, device=device,
         policies=policy, budgets=budget, steps=steps, block=block, memory=memory, tensor_parallel=tensor_parallel,
         kv_cache_dtype=kv_cache_dtype, rectify_together=rectify_together, points=points or (),
-        max_model_len=max_model_len,
+        max_model_len=max_model_len, drafts=drafts, acceptance=acceptance,
     )  # fmt: skip
     time_engines(ServingJob.check(settings), serving_table, json, resume=resume)
 
