@@ -90,7 +90,7 @@ class ServingJob(EngineJob[tuple[int, int]]):
         if settings.acceptance is not None and not (drafts and 0 <= settings.acceptance <= 1):
             raise SaccadeError(f"acceptance={settings.acceptance} is not valid: a share from 0 to 1, of --drafts")
         periods = {name: rectify.every + 1 for name, rectify in rectified.items() if name not in drafts}
-        room = (warm + 2 * steps) * (1 + max(drafts.values(), default=0)) + SPARE
+        room = (warm + 2 * steps) * (1 + max(drafts.values(), default=0)) + SPARE * (1 + bool(drafts))
         room += 2 * max(periods.values(), default=0)
         need = max(context for context, _ in points) + room
         longest = settings.max_model_len or need
