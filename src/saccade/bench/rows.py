@@ -77,12 +77,11 @@ class ServingRow(Row):
     Attributes:
         drift: of stock's time at this setting between the first engine and the last, as a share; None: it ran once.
         void: the drift is more than `DRIFT`, and nothing can be compared.
-        ms_per_cycle, tokens_per_cycle: of drafts and the pass that verifies them, and what a row has gained by it.
+        tokens_per_cycle: what a row gains by drafts and the pass that verifies them.
     """
 
     drift: float | None = None
     void: bool = False
-    ms_per_cycle: float | None = None
     tokens_per_cycle: float | None = None
 
     @property

@@ -14,7 +14,6 @@ from ..checkpoints.traffic import state_bytes, weights_read
 from ..errors import SaccadeError
 from ..methods.policy import Policy
 from ..plans.cost import cost_of
-from ..types import ModelShape
 from .engines import CHUNK, EngineJob, EngineSettings
 from .grid import Grid, parse_points
 from .rows import ServingRow, compared, quartiles
@@ -34,17 +33,7 @@ class ServingSettings(EngineSettings):
 
     points: Sequence[str] = ()
     max_model_len: int | None = None
-    drafts: int | None = None
     acceptance: float | None = None
-
-    def resolve(self, shape: ModelShape) -> tuple[tuple[Policy, ...], tuple[str, ...]]:
-        policies, notes = EngineSettings.resolve(self, shape)
-        if self.drafts is None:
-            return policies, notes
-        told, given = {"rectify": f"{self.drafts}:verify"}, (policy.options for policy in policies)
-        options = ({**one.model_dump(exclude_unset=True), **told} for one in given)
-        pairs = zip(policies, options, strict=True)
-        return tuple(one if one == DENSE else Policy.create(one.name, more) for one, more in pairs), notes
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +49,7 @@ class ServingJob(EngineJob[tuple[int, int]]):
     """
 
     row: ClassVar[type[Any]] = ServingRow
+    settings: ServingSettings
     warm: int
     turn: int
     steps: int
@@ -88,7 +78,7 @@ class ServingJob(EngineJob[tuple[int, int]]):
         warm, turn = (8, steps) if grid.served else (1, 3)
         drafts = {name: rectify.every for name, rectify in rectified.items() if rectify.mode == "verify"}
         if settings.acceptance is not None and not (drafts and 0 <= settings.acceptance <= 1):
-            raise SaccadeError(f"acceptance={settings.acceptance} is not valid: a share from 0 to 1, of --drafts")
+            raise SaccadeError(f"acceptance={settings.acceptance} is not valid: a share of drafts, from 0 to 1")
         periods = {name: rectify.every + 1 for name, rectify in rectified.items() if name not in drafts}
         room = (warm + 2 * steps) * (1 + max(drafts.values(), default=0)) + SPARE * (1 + bool(drafts))
         room += 2 * max(periods.values(), default=0)
@@ -123,19 +113,16 @@ class ServingJob(EngineJob[tuple[int, int]]):
         return f"context {context}, batch {batch}"
 
     def measure(self, engines: Mapping[str, SyntheticEngine], point: tuple[int, int]) -> list[ServingRow]:
-        gained: dict[str, float] = {}
-        return self._rows(self._time(engines, gained, *point), gained, *point)
+        times = self._time(engines, *point)
+        return self._rows(times, {name: engines[name].gained for name in self.drafts if name in engines}, *point)
 
     def compare(self, rows: Sequence[ServingRow], bandwidth: float) -> list[ServingRow]:
         return compared(rows, EMPTY, bandwidth)
 
-    def _time(
-        self, engines: Mapping[str, SyntheticEngine], gained: dict[str, float], context: int, batch: int
-    ) -> dict[str, list[float]]:
+    def _time(self, engines: Mapping[str, SyntheticEngine], context: int, batch: int) -> dict[str, list[float]]:
         """Seconds of each engine's steps, taken in turns; the first of a turn warms the caches and is not timed.
 
-        Of a rectified policy of its periods, by step; of one that is verified of its cycles, in all of which a row has
-        `gained` so many tokens.
+        Of a rectified policy of its periods, by step; of one that is verified of its cycles.
         """
         times: dict[str, list[float]] = {name: [] for name in engines}
         for engine in engines.values():
@@ -146,11 +133,7 @@ class ServingJob(EngineJob[tuple[int, int]]):
             for name, engine in engines.items():
                 count = min(self.turn, self.steps - done)
                 period = self.periods.get(name, 1)
-                ends = [engine.round()]
-                before = engine.decoded if name in self.drafts else 0.0
-                ends += [engine.round() for _ in range(-(-count // period) * period)]
-                if name in self.drafts:
-                    gained[name] = gained.get(name, 0.0) + engine.decoded - before
+                ends = [engine.round() for _ in range(1 + -(-count // period) * period)]
                 # Of a rectified policy the mean of a whole period, in which every row has one dense pass.
                 times[name] += [(end - begin) / period for begin, end in pairwise(ends[::period])]
         for engine in engines.values():
@@ -160,7 +143,7 @@ class ServingJob(EngineJob[tuple[int, int]]):
     def _rows(
         self, times: Mapping[str, Sequence[float]], gained: Mapping[str, float], context: int, batch: int
     ) -> list[ServingRow]:
-        """One row per engine; stock reads what a dense policy does."""
+        """One row per engine; stock reads what a dense policy does, and a cycle has `gained` so many tokens."""
         grid, rows = self.grid, []
         with torch.device("meta"):
             weights = weights_read(AutoModelForCausalLM.from_config(grid.config), batch) * grid.dtype.itemsize
@@ -170,17 +153,14 @@ class ServingJob(EngineJob[tuple[int, int]]):
             steps = len(taken) * self.periods.get(name, 1)
             policy = self.policies.get(name) or DENSE
             fast, median, slow = quartiles(taken)
-            cycle, accepted = dict[str, float](), 1.0
-            if name in gained:
-                tokens = gained[name] / len(taken)
-                cycle = {"ms_per_cycle": median, "tokens_per_cycle": tokens}
-                fast, median, slow = fast / tokens, median / tokens, slow / tokens
-                accepted = (tokens - 1) / self.drafts[name]
-            cost = cost_of(policy.plan(grid.shape), policy.rectify, grid.shape, **size, acceptance=accepted)
+            tokens = gained.get(name, 1.0)
+            size["acceptance"] = (tokens - 1) / self.drafts.get(name, 1)
+            cost = cost_of(policy.plan(grid.shape), policy.rectify, grid.shape, **size)
             rows.append(
                 ServingRow(
                     policy=name, runtime="vllm", context=context, batch=batch, threads=max(grid.threads),
-                    steps=steps, ms_per_token=median, ms_fast=fast, ms_slow=slow, bytes=cost.total, **cycle,
+                    steps=steps, ms_per_token=median / tokens, ms_fast=fast / tokens, ms_slow=slow / tokens,
+                    bytes=cost.total, tokens_per_cycle=gained.get(name),
                 )
             )  # fmt: skip
         return rows

@@ -8,8 +8,8 @@ from collections.abc import Iterable
 from typing import Any
 
 from ..adapters.vllm.checks import FULL_KIND, SCHEDULER, captured_for, rectifies_ahead
+from ..adapters.vllm.lossless import BY_CHANCE, speculation
 from ..adapters.vllm.lossless import WORKER as LOSSLESS
-from ..adapters.vllm.lossless import by_chance, speculation
 from ..adapters.vllm.options import KEY, ServeOptions
 from ..errors import SaccadeError
 
@@ -70,8 +70,10 @@ class Engine:
             ours = {**(backend if apart else {"attention_backend": "CUSTOM"})}
             ours["additional_config"] = {KEY: options.to_dict()}
             if options.drafts:
-                told = {} if acceptance is None else by_chance(options.drafts, acceptance)
-                told |= speculation(settings["model"], options.drafts)
+                told = speculation(settings["model"], options.drafts)
+                if acceptance is not None:
+                    rates = [acceptance**number for number in range(1, options.drafts + 1)]
+                    told |= {"rejection_sample_method": BY_CHANCE, "synthetic_acceptance_rates": rates}
                 ours |= {"worker_cls": LOSSLESS, "speculative_config": told}
             if options.rewrites is not None:
                 ours |= {"scheduler_cls": SCHEDULER}
@@ -122,7 +124,7 @@ class SyntheticEngine(Engine):
         self.llm.collective_rpc("fill_cache")
         self.tokens: list[int] = []
         self._counts: dict[str, int] = {}
-        self._points = 0
+        self._points = self._rounds = self._tokens = 0
 
     def begin(self, context: int, batch: int) -> None:
         """Let `batch` requests stand at `context` tokens, as if they had been prefilled."""
@@ -135,6 +137,7 @@ class SyntheticEngine(Engine):
             self.llm.llm_engine.add_request(name, *request_for([7 + row] * context, most))
         self.round()
         self.llm.collective_rpc("skip_model", args=(False,))
+        self._rounds, self._tokens = 0, sum(self._counts.values())
 
     def round(self) -> float:
         """Go on until every row has one more token, and say when that was, by `time.perf_counter`.
@@ -152,12 +155,13 @@ class SyntheticEngine(Engine):
                     self.tokens[list(before).index(output.request_id)] = answer[-1]
                 if output.finished:
                     raise SaccadeError("a request ended while it was timed: max_model_len leaves no room for its steps")
+        self._rounds += 1
         return time.perf_counter()
 
     @property
-    def decoded(self) -> float:
-        """Tokens so far of a row, in the mean."""
-        return sum(self._counts.values()) / len(self._counts)
+    def gained(self) -> float:
+        """Tokens of a row in a round, the mean since all have come."""
+        return (sum(self._counts.values()) - self._tokens) / (self._rounds * len(self._counts))
 
     def end(self) -> None:
         """Drop the requests."""

@@ -130,11 +130,13 @@ def serve(
     from .terminal import quiet_libraries
 
     quiet_libraries()
+    if drafts is not None:
+        policy = [f"{one}{',' if ':' in one else ':'}rectify={drafts}:verify" for one in policy]
     settings = ServingSettings(
         shape=shape, contexts=context, batches=batch, threads=[str(threads)], dtype=dtype, device=device,
         policies=policy, budgets=budget, steps=steps, block=block, memory=memory, tensor_parallel=tensor_parallel,
         kv_cache_dtype=kv_cache_dtype, rectify_together=rectify_together, points=points or (),
-        max_model_len=max_model_len, drafts=drafts, acceptance=acceptance,
+        max_model_len=max_model_len, acceptance=acceptance,
     )  # fmt: skip
     time_engines(ServingJob.check(settings), serving_table, json, resume=resume)
 

@@ -22,12 +22,6 @@ def speculation(model: str, drafts: int) -> dict[str, Any]:
     return {"method": "draft_model", "model": model, "num_speculative_tokens": drafts}
 
 
-def by_chance(drafts: int, acceptance: float) -> dict[str, Any]:
-    """What it is given beside, to time: a draft stands with that probability if those before it do, whatever it is."""
-    rates = [acceptance**number for number in range(1, drafts + 1)]
-    return {"rejection_sample_method": BY_CHANCE, "synthetic_acceptance_rates": rates}
-
-
 def reasons_against_drafting(vllm_config: Any, drafts: int) -> list[str]:
     """Why an engine cannot draft so many tokens and verify them, one line each.
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from copy import copy
-from dataclasses import dataclass
 from inspect import signature
 from typing import Any
 
@@ -24,25 +23,6 @@ from ..options import drafting
 from .worker import serving_of
 
 logger = logging.getLogger("vllm.saccade")
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class DraftRows:
-    """The rows of a cycle's drafts as the host knows them, side by side; behind them those that pad a graph's batch.
-
-    Attributes:
-        count: how many there are, padding included.
-        edges: int32 `[count + 1]`, where the tokens of each begin; rows that pad the batch have none.
-        slots: where the model runner keeps each request, in numpy; None: they are nobody's.
-        bound: int32, no less than a row's tokens in front of its drafts.
-        tables: of each cache group int32 `[count, blocks]`, on the device.
-    """
-
-    count: int
-    edges: Tensor
-    slots: Any
-    bound: Tensor
-    tables: tuple[Tensor, ...]
 
 
 class SelfSpeculator(BaseSpeculator):
@@ -78,17 +58,15 @@ class SelfSpeculator(BaseSpeculator):
 
     def init_cudagraph_manager(self, cudagraph_mode: CUDAGraphMode) -> None:
         """Make the builders of drafts, once the target has its own; vLLM calls this again for another cache."""
-        runner, told = self._runner, copy(self._config)
+        runner, told, rows = self._runner, copy(self._config), self._config.scheduler_config.max_num_seqs
         self.attn_groups, *_ = init_attn_backend(runner.kv_cache_config, drafting(self._config), runner.device)
-        groups = [group for groups in self.attn_groups for group in groups]
-        self._renews = all(group.supports_draft_decode_metadata_update for group in groups)
+        self._renews = all(one.supports_draft_decode_metadata_update for group in self.attn_groups for one in group)
         full = cudagraph_mode.decode_mode() == CUDAGraphMode.FULL
         if full and not self._renews:
             logger.warning("saccade: drafts are run kernel by kernel: not all attention backends renew their metadata")
         # The target's sizes are those of its tokens, several a row: the most rows need not be among them.
-        told.compilation_config = copy(self._config.compilation_config)
-        rows, sizes = self._config.scheduler_config.max_num_seqs, told.compilation_config.cudagraph_capture_sizes or ()
-        told.compilation_config.cudagraph_capture_sizes = [*(size for size in sizes if size < rows), rows]
+        told.compilation_config = sizes = copy(told.compilation_config)
+        sizes.cudagraph_capture_sizes = [*(size for size in sizes.cudagraph_capture_sizes or () if size < rows), rows]
         mode = CUDAGraphMode.FULL_DECODE_ONLY if full and self._renews else CUDAGraphMode.NONE
         self._graphs = CudaGraphManager(told, runner.device, mode, decode_query_len=1)
 
@@ -100,13 +78,11 @@ class SelfSpeculator(BaseSpeculator):
     def _to_capture(self, desc: Any, warmup: bool) -> Callable[[CUDAGraphMode], None]:
         """A draft of rows of one token that are nobody's and write nowhere."""
         count, inputs = desc.num_reqs, self._inputs
-        self._slots.fill_(-1)
-        inputs.input_ids.zero_()
-        inputs.positions.zero_()
+        for memory, value in ((self._slots, -1), (inputs.input_ids, 0), (inputs.positions, 0)):
+            memory.fill_(value)
         self._begin(count)
         tables = self._runner.block_tables.get_dummy_block_tables(count)
-        edges = self._numbers_cpu[: count + 1]
-        metadata = self._metadata(DraftRows(count, edges, None, torch.zeros_like(edges[1:]), tables), 0)
+        metadata = self._metadata(count, tables, self._numbers_cpu[1 : count + 1], None)
         return lambda _: self._draft(count, metadata)
 
     @torch.inference_mode()
@@ -143,31 +119,29 @@ class SelfSpeculator(BaseSpeculator):
             return drafts
         assert self._graphs is not None, "vLLM makes it before any step"
         desc = self._graphs.dispatch(len(chosen), len(chosen), 1, 0)
-        replayed = desc.cg_mode == CUDAGraphMode.FULL
+        padded, replayed = desc.num_reqs, desc.cg_mode == CUDAGraphMode.FULL
         where = async_tensor_h2d(chosen, drafts.device, torch.int64)
-        rows = self._rows(input_batch, chosen, where, desc.num_reqs, last_sampled)
+        tables = self._enter(input_batch.idx_mapping[where], last_sampled, padded)
+        bound, slots = input_batch.seq_lens_cpu_upper_bound[chosen], input_batch.idx_mapping_np[chosen]
         for number in range(count):
             if not replayed or number == 0:
-                metadata = self._metadata(rows, number)
+                metadata = self._metadata(padded, tables, bound + number + 1, slots)
             elif serving.metrics is not None:
                 serving.metrics.again()
-            self._graphs.run_fullgraph(desc) if replayed else self._draft(rows.count, metadata)
+            self._graphs.run_fullgraph(desc) if replayed else self._draft(padded, metadata)
         drafts[where] = self._drafted[: len(chosen)]
         return drafts
 
-    def _rows(self, input_batch: Any, chosen: list[int], where: Tensor, padded: int, last_sampled: Tensor) -> DraftRows:
-        """Let all that a draft reads say that the first comes: its rows, their last tokens, and where these go."""
+    def _enter(self, chosen: Tensor, last_sampled: Tensor, padded: int) -> tuple[Tensor, ...]:
+        """Let all that a draft reads say that the first comes, of the requests in some slots; gives their blocks."""
         runner, inputs, count = self._runner, self._inputs, len(chosen)
-        slots = self._slots[:count].copy_(input_batch.idx_mapping[where])
+        slots, computed = self._slots[:count].copy_(chosen), runner.req_states.num_computed_tokens.gpu
         # The last token that was sampled has no keys yet.
-        computed = runner.req_states.num_computed_tokens.gpu
-        inputs.input_ids[:count] = last_sampled[slots, 0]
-        inputs.positions[:count] = computed[slots]
+        inputs.input_ids[:count], inputs.positions[:count] = last_sampled[slots, 0], computed[slots]
         self._begin(count)
         told = {"num_computed_tokens": computed} if self._tells_computed else {}
-        tables = runner.block_tables.gather_block_tables(slots, num_reqs_padded=padded, **told)
-        edges, bound = self._numbers_cpu[: padded + 1].clamp(max=count), input_batch.seq_lens_cpu_upper_bound[chosen]
-        return DraftRows(padded, edges, input_batch.idx_mapping_np[chosen], bound, tables)
+        tables: tuple[Tensor, ...] = runner.block_tables.gather_block_tables(slots, num_reqs_padded=padded, **told)
+        return tables
 
     def _begin(self, count: int) -> None:
         """Let the first draft of the first rows come next; all others pad the batch."""
@@ -182,25 +156,29 @@ class SelfSpeculator(BaseSpeculator):
         inputs.positions.clamp_(max=self._longest - 1)
         torch.add(inputs.positions, 1, out=inputs.seq_lens).masked_fill_(inputs.is_padding, 0)
 
-    def _metadata(self, rows: DraftRows, number: int) -> dict[str, Any]:
-        """Of draft `number`, by layer: in vLLM's memory and in ours, where a graph finds it."""
-        runner, inputs, count = self._runner, self._inputs, rows.count
+    def _metadata(self, count: int, tables: tuple[Tensor, ...], bound: Tensor, slots: Any) -> dict[str, Any]:
+        """Of a draft of `count` rows, by layer: in vLLM's memory and in ours, where a graph finds it.
+
+        `bound`: no less than the tokens of each row, on the host; rows behind them pad the batch. `slots`: in numpy,
+        where the model runner keeps each request; None: they are nobody's.
+        """
+        runner, inputs = self._runner, self._inputs
         metadata: dict[str, Any] = build_attn_metadata(
             attn_groups=self.attn_groups,
             num_reqs=count,
             num_tokens=count,
             query_start_loc_gpu=inputs.query_start_loc[: count + 1],
-            query_start_loc_cpu=rows.edges,
+            query_start_loc_cpu=self._numbers_cpu[: count + 1].clamp(max=len(bound)),
             max_query_len=1,
             seq_lens=inputs.seq_lens,
             max_seq_len=self._longest,
-            block_tables=rows.tables,
+            block_tables=tables,
             slot_mappings=runner.block_tables.slot_mappings[:, :count],
             kv_cache_config=runner.kv_cache_config,
-            seq_lens_cpu_upper_bound=torch.clamp(rows.bound + number + 1, max=self._longest),
+            seq_lens_cpu_upper_bound=bound.clamp(max=self._longest),
             positions=inputs.positions[:count],
             is_prefilling=torch.zeros(count, dtype=torch.bool, device="cpu"),
-            req_idx=rows.slots,
+            req_idx=slots,
         )
         return metadata
 
