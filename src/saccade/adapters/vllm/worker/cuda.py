@@ -90,9 +90,9 @@ class SaccadeFlashBuilder(SparseBuilder, FlashAttentionMetadataBuilder):
         return self._decode_steps.prepare(common, build_parent)
 
     def update_draft_decode_metadata(self, metadata: DecodeStep) -> None:
-        """Bring the step of a draft up to the next one, whose lengths are on the device."""
+        """Bring a step up to rows that have grown on the device."""
         assert self._decode_steps is not None, "this is said not to be supported"
-        self._decode_steps.advance(metadata)
+        self._decode_steps.latest(metadata.sparse.rows)
         super().update_draft_decode_metadata(metadata.parent)
 
 

@@ -63,17 +63,12 @@ class DecodeSteps:
             max_len=self._longest,
             whole=self._whole[:count],
         )
-        written = (Written(rows, self._last(rows), 1),)
+        written = (Written(rows, self.latest(rows), 1),)
         # A position for every row: those that pad the batch come last.
         return DecodeStep(build_parent(common, False), self._sparse.all_of(batch, whole, rows), written, count)
 
-    def advance(self, step: DecodeStep) -> None:
-        """Bring a step, whose rows have grown on the device, up to their latest tokens; a graph can hold it."""
-        self._last(step.sparse.rows)
-        step.sparse.state.begin(0)
-
-    def _last(self, rows: Rows) -> Tensor:
-        """Positions of the latest tokens, int32 `[B]`."""
+    def latest(self, rows: Rows) -> Tensor:
+        """Positions of the latest tokens, int32 `[B]`, from lengths on the device to where steps look for them."""
         return torch.sub(rows.seq_lens, 1, out=self._first_new[: rows.batch])
 
     def _flag(self, whole: list[bool]) -> None:
