@@ -30,7 +30,7 @@ def made(monkeypatch: pytest.MonkeyPatch, policy: str) -> CudaEngine:
     torch.manual_seed(0)
     settings = {"worker_cls": WORKER, "speculative_config": speculation(str(model_path()), DRAFTS), "max_num_seqs": 4}
     engine = CudaEngine(monkeypatch, f"{policy},rectify={DRAFTS}:verify", settings=settings)
-    engine.step([Row(0, 156, 156, True), Row(1, 108, 108, True)], engine.random_qkv(264))
+    engine.step([Row(0, 158, 158, True), Row(1, 108, 108, True)], engine.random_qkv(266))
     return engine
 
 
@@ -48,14 +48,14 @@ def padded(engine: CudaEngine, rows: Sequence[Row], tokens: int) -> Any:
 
 @pytest.mark.parametrize("policy", [PAGES, PUBLISHED])
 def test_a_draft_renewed_in_place_is_one_made_anew(policy: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Over three drafts, the second of which falls into another page; layers that are vLLM's are renewed by vLLM."""
+    """Over three drafts, the third of which falls into another page; layers that are vLLM's are renewed by vLLM."""
     answers: list[list[Tensor]] = []
     counts, parents = [], list[Any]()
     stock = FlashAttentionMetadataBuilder.update_draft_decode_metadata
     for renews in (False, True):
         engine = made(monkeypatch, policy)
         builder, step, answers = draft_builder(engine), None, [*answers, []]
-        common = padded(engine, [Row(0, 160), Row(1, 109)], 1)
+        common = padded(engine, [Row(0, 159), Row(1, 109)], 1)
         common.max_seq_len = MAX_LEN
         for number in range(DRAFTS):
             if number:
@@ -72,7 +72,7 @@ def test_a_draft_renewed_in_place_is_one_made_anew(policy: str, monkeypatch: pyt
                 ):
                     builder.update_draft_decode_metadata(step)
                 assert parents[-1] is step.parent
-            assert step.written[0].start.tolist() == [159 + number, 108 + number, -1]
+            assert step.written[0].start.tolist() == [158 + number, 108 + number, -1]
             qkv = engine.random_qkv(3)
             answers[-1] += [out[:2] for out in engine.layers_of(step, common, qkv)]
         counts.append(engine.serving.counters.totals())
@@ -98,10 +98,10 @@ def test_what_verifies_stays_where_it_is_and_bounds_what_it_writes(monkeypatch: 
     engine = made(monkeypatch, PAGES)
     builder = draft_builder(engine)
     for number in range(DRAFTS):
-        common = engine.metadata([Row(0, 157 + number), Row(1, 109 + number)])
+        common = engine.metadata([Row(0, 159 + number), Row(1, 109 + number)])
         engine.layers_of(builder.build(0, common), common, [(q, 9 * k, v) for q, k, v in engine.random_qkv(2)])
     places = []
-    for lengths in ((157, 109), (160, 112)):
+    for lengths in ((159, 109), (162, 112)):
         common = padded(engine, [Row(slot, length, DRAFTS + 1) for slot, length in enumerate(lengths)], DRAFTS + 1)
         step = engine.builder.build(0, common)
         (written,) = step.written
@@ -115,7 +115,7 @@ def test_what_verifies_stays_where_it_is_and_bounds_what_it_writes(monkeypatch: 
     assert places[0] == places[1]
     engine.layers_of(step, common, engine.random_qkv(3 * (DRAFTS + 1)))
     expect_bounds(engine, {0: 160, 1: 112})
-    mixed = [Row(0, 161), Row(1, 116, DRAFTS + 1), Row(2, 64, 64, True)]
+    mixed = [Row(0, 163), Row(1, 116, DRAFTS + 1), Row(2, 64, 64, True)]
     common = engine.metadata(mixed)
     step = engine.builder.build(0, common)
     assert [written.count for written in step.written] == [1, 64]
