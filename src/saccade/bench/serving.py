@@ -100,9 +100,8 @@ class ServingJob(EngineJob[tuple[int, int]]):
         return max(batch for _, batch in self.points)
 
     def start(self, policy: Policy | None, settings: dict[str, Any]) -> SyntheticEngine:
-        told = self.settings.served(policy)
-        acceptance = self.settings.acceptance if told is not None and told.drafts else None
-        return SyntheticEngine(told, max_num_batched_tokens=CHUNK, acceptance=acceptance, **settings)
+        told = {"max_num_batched_tokens": CHUNK, "acceptance": self.settings.acceptance, **settings}
+        return SyntheticEngine(self.settings.served(policy), **told)
 
     def blocks(self, point: tuple[int, int]) -> int:
         context, batch = point
@@ -113,8 +112,7 @@ class ServingJob(EngineJob[tuple[int, int]]):
         return f"context {context}, batch {batch}"
 
     def measure(self, engines: Mapping[str, SyntheticEngine], point: tuple[int, int]) -> list[ServingRow]:
-        times = self._time(engines, *point)
-        return self._rows(times, {name: engines[name].gained for name in self.drafts if name in engines}, *point)
+        return self._rows(self._time(engines, *point), engines, *point)
 
     def compare(self, rows: Sequence[ServingRow], bandwidth: float) -> list[ServingRow]:
         return compared(rows, EMPTY, bandwidth)
@@ -140,10 +138,8 @@ class ServingJob(EngineJob[tuple[int, int]]):
             engine.end()
         return times
 
-    def _rows(
-        self, times: Mapping[str, Sequence[float]], gained: Mapping[str, float], context: int, batch: int
-    ) -> list[ServingRow]:
-        """One row per engine; stock reads what a dense policy does, and a cycle has `gained` so many tokens."""
+    def _rows(self, times: Mapping[str, Sequence[float]], engines: Any, context: int, batch: int) -> list[ServingRow]:
+        """One row per engine; stock reads what a dense policy does."""
         grid, rows = self.grid, []
         with torch.device("meta"):
             weights = weights_read(AutoModelForCausalLM.from_config(grid.config), batch) * grid.dtype.itemsize
@@ -153,14 +149,15 @@ class ServingJob(EngineJob[tuple[int, int]]):
             steps = len(taken) * self.periods.get(name, 1)
             policy = self.policies.get(name) or DENSE
             fast, median, slow = quartiles(taken)
-            tokens = gained.get(name, 1.0)
+            gained = engines[name].gained if name in self.drafts else None
+            tokens = gained or 1.0
             size["acceptance"] = (tokens - 1) / self.drafts.get(name, 1)
             cost = cost_of(policy.plan(grid.shape), policy.rectify, grid.shape, **size)
             rows.append(
                 ServingRow(
                     policy=name, runtime="vllm", context=context, batch=batch, threads=max(grid.threads),
                     steps=steps, ms_per_token=median / tokens, ms_fast=fast / tokens, ms_slow=slow / tokens,
-                    bytes=cost.total, tokens_per_cycle=gained.get(name),
+                    bytes=cost.total, tokens_per_cycle=gained,
                 )
             )  # fmt: skip
         return rows

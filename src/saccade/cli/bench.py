@@ -113,17 +113,14 @@ def serve(
     of the cost model take at the bandwidth measured in the same run, on top of stock's time at an empty context.
     On a CPU all engines stand in one process and take turns. On CUDA they run as served, one after another, stock
     first and last: a setting at which the two differ by more than 2% is void. Rectified policies are timed there alone,
-    in whole periods: a step's time is then the mean of one. So are drafts: a token's time is that of a cycle, drafts
-    and the pass that verifies them, over the tokens that a row has gained. Random weights accept next to none:
-    --acceptance says how many.
+    in whole periods: a step's time is then the mean of one. Drafts and the pass that verifies them are timed as the
+    tokens that a row gains by them: of random weights next to none, unless --acceptance says how many.
 
     Example:
 
       saccade bench serve --context 8192,32768 --batch 1,4 --policy tidal --policy quest --json serve.json
 
       saccade bench serve --shape llama-3.1-8b --points 131072x1,131072x4 --policy tidal --json serve.json --resume
-
-      saccade bench serve --shape llama-3.1-8b --points 131072x1 --policy tidal --drafts 8 --acceptance 0.967
     """
     from ..bench.serving import ServingJob, ServingSettings
     from ..report.timings import serving_table

@@ -163,15 +163,9 @@ PARTS: dict[str, tuple[Part, ...]] = {
         vllm.forward_context set_forward_context(attn_metadata vllm_config num_tokens slot_mapping)
         vllm.v1.attention.backend AttentionCGSupport: UNIFORM_BATCH
         vllm.v1.attention.backend AttentionMetadataBuilder: supports_draft_decode_metadata_update
-        vllm.v1.attention.backend AttentionMetadataBuilder.update_draft_decode_metadata(metadata)
-        vllm.v1.worker.utils AttentionGroup: supports_draft_decode_metadata_update
-        vllm.v1.worker.utils AttentionGroup.update_draft_decode_metadata(attn_metadata)
-        vllm.v1.worker.gpu.cudagraph_utils CudaGraphManager(vllm_config device cudagraph_mode decode_query_len)
-        vllm.v1.worker.gpu.cudagraph_utils CudaGraphManager.capture(create_forward_fn progress_bar_desc)
-        vllm.v1.worker.gpu.cudagraph_utils CudaGraphManager.dispatch(num_reqs num_tokens uniform_token_count)
-        vllm.v1.worker.gpu.cudagraph_utils CudaGraphManager.run_fullgraph(desc)
-        vllm.v1.worker.gpu.block_table BlockTables.get_dummy_block_tables(num_reqs)
-        vllm.v1.worker.gpu.block_table BlockTables: slot_mappings
+        vllm.v1.worker.utils AttentionGroup: supports_draft_decode_metadata_update update_draft_decode_metadata
+        vllm.v1.worker.gpu.cudagraph_utils CudaGraphManager(decode_query_len): capture dispatch run_fullgraph
+        vllm.v1.worker.gpu.block_table BlockTables: get_dummy_block_tables slot_mappings
         vllm.v1.worker.gpu_worker Worker: init_device
         vllm.v1.worker.gpu.attn_utils build_attn_metadata(attn_groups num_reqs num_tokens query_start_loc_gpu)
         vllm.v1.worker.gpu.attn_utils build_attn_metadata(query_start_loc_cpu max_query_len seq_lens max_seq_len)

@@ -54,7 +54,7 @@ class SelfSpeculator(BaseSpeculator):
         self._tells_computed = "num_computed_tokens" in signature(BlockTables.gather_block_tables).parameters
         self.attn_groups: list[list[Any]] = []
         self._renews = False
-        self._graphs: CudaGraphManager | None = None
+        self._graphs: Any = None
 
     def init_cudagraph_manager(self, cudagraph_mode: CUDAGraphMode) -> None:
         """Make the builders of drafts, once the target has its own; vLLM calls this again for another cache."""
@@ -72,7 +72,6 @@ class SelfSpeculator(BaseSpeculator):
 
     def capture(self) -> None:
         """Make a graph of one draft for every size of a batch."""
-        assert self._graphs is not None, "vLLM makes it before it captures"
         self._graphs.capture(self._to_capture, "Capturing CUDA graphs of drafts")
 
     def _to_capture(self, desc: Any, warmup: bool) -> Callable[[CUDAGraphMode], None]:
@@ -117,7 +116,6 @@ class SelfSpeculator(BaseSpeculator):
         count = drafts.shape[1] if num_speculative_tokens is None else num_speculative_tokens
         if not chosen or not count:
             return drafts
-        assert self._graphs is not None, "vLLM makes it before any step"
         desc = self._graphs.dispatch(len(chosen), len(chosen), 1, 0)
         padded, replayed = desc.num_reqs, desc.cg_mode == CUDAGraphMode.FULL
         where = async_tensor_h2d(chosen, drafts.device, torch.int64)
@@ -132,7 +130,7 @@ class SelfSpeculator(BaseSpeculator):
         drafts[where] = self._drafted[: len(chosen)]
         return drafts
 
-    def _enter(self, chosen: Tensor, last_sampled: Tensor, padded: int) -> tuple[Tensor, ...]:
+    def _enter(self, chosen: Tensor, last_sampled: Tensor, padded: int) -> Any:
         """Let all that a draft reads say that the first comes, of the requests in some slots; gives their blocks."""
         runner, inputs, count = self._runner, self._inputs, len(chosen)
         slots, computed = self._slots[:count].copy_(chosen), runner.req_states.num_computed_tokens.gpu
@@ -140,8 +138,7 @@ class SelfSpeculator(BaseSpeculator):
         inputs.input_ids[:count], inputs.positions[:count] = last_sampled[slots, 0], computed[slots]
         self._begin(count)
         told = {"num_computed_tokens": computed} if self._tells_computed else {}
-        tables: tuple[Tensor, ...] = runner.block_tables.gather_block_tables(slots, num_reqs_padded=padded, **told)
-        return tables
+        return runner.block_tables.gather_block_tables(slots, num_reqs_padded=padded, **told)
 
     def _begin(self, count: int) -> None:
         """Let the first draft of the first rows come next; all others pad the batch."""
@@ -156,14 +153,14 @@ class SelfSpeculator(BaseSpeculator):
         inputs.positions.clamp_(max=self._longest - 1)
         torch.add(inputs.positions, 1, out=inputs.seq_lens).masked_fill_(inputs.is_padding, 0)
 
-    def _metadata(self, count: int, tables: tuple[Tensor, ...], bound: Tensor, slots: Any) -> dict[str, Any]:
+    def _metadata(self, count: int, tables: tuple[Tensor, ...], bound: Tensor, slots: Any) -> Any:
         """Of a draft of `count` rows, by layer: in vLLM's memory and in ours, where a graph finds it.
 
         `bound`: no less than the tokens of each row, on the host; rows behind them pad the batch. `slots`: in numpy,
         where the model runner keeps each request; None: they are nobody's.
         """
         runner, inputs = self._runner, self._inputs
-        metadata: dict[str, Any] = build_attn_metadata(
+        return build_attn_metadata(
             attn_groups=self.attn_groups,
             num_reqs=count,
             num_tokens=count,
@@ -180,9 +177,8 @@ class SelfSpeculator(BaseSpeculator):
             is_prefilling=torch.zeros(count, dtype=torch.bool, device="cpu"),
             req_idx=slots,
         )
-        return metadata
 
-    def _draft(self, count: int, metadata: dict[str, Any]) -> None:
+    def _draft(self, count: int, metadata: Any) -> None:
         """One forward pass over a token of each row: the likeliest next ones are kept, and are the input of the next.
 
         All on the device, so that a graph can hold it; `count` rows, padding included.
