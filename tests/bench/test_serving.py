@@ -6,6 +6,7 @@ import json
 import sys
 from dataclasses import replace
 from typing import Any, ClassVar
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -38,8 +39,7 @@ def checked(**changed: Any) -> ServingJob:
         ({"policies": ["quests"]}, "quests"),
         ({"policies": ["resa"]}, "add rectify=none"),
         ({"rectify_together": True}, "none of these policies has dense passes"),
-        ({"policies": ["quest:page=48"]}, "block=32 is no multiple of its page=48; pass --block 48"),
-        ({"policies": ["quest:page=24"]}, "pass --block 48"),
+        ({"policies": ["quest:page=24"]}, "block=32 is no multiple of its page=24; pass --block 48"),
         ({"block": 24}, "block=24 is not valid"),
         ({"dtype": "int4"}, "unknown dtype 'int4'"),
         ({"points": ["16x1,131072"]}, "point '131072' is not valid: CONTEXTxBATCH"),
@@ -84,14 +84,14 @@ class Clocked:
     Every `period` rounds one takes `dense` parts more.
     """
 
-    period, dense = 10**9, 0.0
+    period, dense, gained = 10**9, 0.0, 5.0
     started: ClassVar[list[str]] = []
     given: ClassVar[list[dict[str, Any]]] = []
     slower = 1.0
 
     def __init__(self, options: Any, **settings: Any) -> None:
         self.name = "stock" if options is None else str(options.policy)
-        self.given.append(settings)
+        self.given.append({**settings, "name": self.name})
         if self.name == "streaming:budget=2048":
             raise RuntimeError("no such kernel\nand much more")
         self.facts = {"tokens": 50_000}
@@ -249,12 +249,45 @@ def test_points_are_measured_as_given_behind_the_empty_contexts() -> None:
     assert checked(points=["4096x1"], max_model_len=131072).longest == 131072
 
 
-@pytest.mark.usefixtures("clocked")
-def test_on_cuda_engines_run_as_served_one_after_another(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture
+def _on_cuda(monkeypatch: pytest.MonkeyPatch, clocked: None) -> None:
     monkeypatch.setattr(grid, "pick_device", torch.device)
     monkeypatch.setattr(machine, "device_name", lambda device: "NVIDIA H200")
     monkeypatch.setattr(engines, "copy_bandwidth", lambda device: 4100.0)
     monkeypatch.setattr(engines, "free_memory", lambda device: 2**37)
+
+
+@pytest.mark.usefixtures("_on_cuda")
+def test_a_token_of_drafts_takes_its_share_of_a_cycle(monkeypatch: pytest.MonkeyPatch, fails: Fails) -> None:
+    costs = Mock(wraps=serving.cost_of)
+    monkeypatch.setattr(serving, "cost_of", costs)
+    spec = "quest:budget=2048,rectify=8:verify"
+    job = checked(device="cuda", points=["8192x1"], policies=["quest:rectify=8:verify"], acceptance=0.9)
+    assert (job.drafts, job.periods) == ({spec: 8}, {})
+    plain = checked(device="cuda", points=["8192x1"])
+    assert job.room - plain.room == (8 + 2 * job.steps) * 8 + serving.SPARE, "a row gains nine tokens a round at most"
+    results = job.run(lambda unit, results: None)
+    rows = {(row["policy"], row["context"]): row for row in results["rows"]}
+    drafts, stock = rows[spec, 8192], rows["stock", 8192]
+    assert (drafts["tokens_per_cycle"], stock["tokens_per_cycle"]) == (5, None)
+    assert drafts["ms_per_token"] == pytest.approx(1e3 * 14 / 1024 / 5)
+    assert drafts["ms_fast"] == pytest.approx(drafts["ms_per_token"])
+    assert drafts["speedup_over_stock"] == pytest.approx(5 * 26 / 14)
+    # Half of eight drafts stand.
+    assert [call.kwargs["acceptance"] for call in costs.call_args_list] == [0, 0, 0.5, 0.5, 0, 0]
+    assert [(one["name"], one["acceptance"]) for one in Clocked.given[1:2]] == [(spec, 0.9)]
+    assert "5.00" in "\n".join(printed(serving_table(results), 200))
+    with pytest.raises(SaccadeError, match=r"acceptance=1\.5 is not valid: a share of drafts"):
+        checked(device="cuda", policies=["quest:rectify=8:verify"], acceptance=1.5)
+    with pytest.raises(SaccadeError, match=r"acceptance=0\.5 is not valid: a share of drafts"):
+        checked(acceptance=0.5)
+    given = ("bench", "serve", "--device", "cpu", "--policy", "tidal:reselect=7", "--policy", "quest", "--drafts", "4")
+    assert "tidal:budget=2048,reselect=7,rectify=4:verify" in fails(*given)
+    assert "quest:budget=2048,rectify=4:verify" in fails(*given[:4], *given[6:])
+
+
+@pytest.mark.usefixtures("_on_cuda")
+def test_on_cuda_engines_run_as_served_one_after_another() -> None:
     job = checked(device="cuda", points=["8192x4"], steps=None, block=None, tensor_parallel=2, max_model_len=131072)
     assert (job.steps, job.block, job.units) == (64, 16, 6)
     results = job.run(lambda unit, results: None)

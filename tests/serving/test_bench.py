@@ -119,6 +119,7 @@ def test_every_engine_stands_on_the_same_cache(
         for _ in range(6):
             engine.round()
             answers.append(engine.tokens[:])
+        assert engine.gained == 1
         engine.end()
         engine.close()
         told.append(answers)

@@ -156,6 +156,17 @@ def test_warm_ups_are_nobodys(pause: float, read: Read) -> None:
     assert metrics.metric("share_attended").collect()[0].samples[0].value == pytest.approx(80 / 160)
 
 
+def test_a_step_that_is_replayed_has_longer_rows(read: Read) -> None:
+    report = StepMetrics(Counters(2, by_row=True), None, 1000.0)
+    report.step([40, 60], [10])
+    report.again()
+    report.again()
+    report.flush()
+    assert read("tokens_decoded") == 9
+    assert read("tokens_attended") == 10 + 11 + 12
+    assert read("tokens_skipped") == 100 + 102 + 104
+
+
 def test_a_look_in_the_middle_of_a_step_does_not_count_what_it_measures(read: Read) -> None:
     recall, report = Measured(), StepMetrics(Counters(2, by_row=True), None, 1000.0)
     vars(report)["_recall"] = recall

@@ -46,6 +46,7 @@ go kinds_c 0 $kinds -k rectified
 bytes=$tests/test_fp8_steps.py
 go bytes_a 0 $bytes -k "captured and (quest or tidal or resa)"
 go bytes_b 1 $bytes -k "captured and (less_is_more or lychee_decode or streaming)"
+go lossless 1 $tests/test_lossless_gpu.py
 go bytes_c 1 $bytes -k "not captured"
 wait
 failed=0

@@ -77,10 +77,12 @@ class ServingRow(Row):
     Attributes:
         drift: of stock's time at this setting between the first engine and the last, as a share; None: it ran once.
         void: the drift is more than `DRIFT`, and nothing can be compared.
+        tokens_per_cycle: what a row gains by drafts and the pass that verifies them.
     """
 
     drift: float | None = None
     void: bool = False
+    tokens_per_cycle: float | None = None
 
     @property
     def point(self) -> tuple[int, int]:

@@ -33,6 +33,7 @@ class ServingSettings(EngineSettings):
 
     points: Sequence[str] = ()
     max_model_len: int | None = None
+    acceptance: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,14 +45,17 @@ class ServingJob(EngineJob[tuple[int, int]]):
         warm, turn: steps that do not count before the first turn, and those that an engine of a group takes in a turn.
         room: tokens that a row may decode, those before the first turn and while others arrive counted.
         periods: of rectified policies, which are timed in whole ones: the tokens after which a dense pass comes again.
+        drafts: of policies that are verified, the most that a cycle has.
     """
 
     row: ClassVar[type[Any]] = ServingRow
+    settings: ServingSettings
     warm: int
     turn: int
     steps: int
     room: int
     periods: Mapping[str, int]
+    drafts: Mapping[str, int]
 
     @classmethod
     def check(cls, settings: ServingSettings) -> ServingJob:
@@ -64,16 +68,20 @@ class ServingJob(EngineJob[tuple[int, int]]):
         points = points or tuple((context, batch) for context in grid.contexts for batch in grid.batches)
         points = tuple(dict.fromkeys((*((EMPTY, batch) for _, batch in points), *points)))
         block, policies, notes = settings.check(grid)
-        phases = {name: policy.phase for name, policy in policies.items() if policy is not None and policy.rectify}
-        if phases and not grid.served:
+        rectified = {name: policy.rectify for name, policy in policies.items() if policy is not None and policy.rectify}
+        if rectified and not grid.served:
             raise SaccadeError(
-                f"{next(iter(phases))}: on a CPU engines take turns of a few steps, of which dense passes are no whole "
-                "number; add rectify=none"
+                f"{next(iter(rectified))}: on a CPU engines take turns of a few steps, of which dense passes are no "
+                "whole number; add rectify=none"
             )
         steps = settings.steps or (64 if grid.served else 12)
         warm, turn = (8, steps) if grid.served else (1, 3)
-        periods = {name: phase.period for name, phase in phases.items()}
-        room = warm + 2 * steps + 2 * max(periods.values(), default=0) + SPARE
+        drafts = {name: rectify.every for name, rectify in rectified.items() if rectify.mode == "verify"}
+        if settings.acceptance is not None and not (drafts and 0 <= settings.acceptance <= 1):
+            raise SaccadeError(f"acceptance={settings.acceptance} is not valid: a share of drafts, from 0 to 1")
+        periods = {name: rectify.every + 1 for name, rectify in rectified.items() if name not in drafts}
+        room = (warm + 2 * steps) * (1 + max(drafts.values(), default=0)) + SPARE * (1 + bool(drafts))
+        room += 2 * max(periods.values(), default=0)
         need = max(context for context, _ in points) + room
         longest = settings.max_model_len or need
         if longest < need:
@@ -84,14 +92,16 @@ class ServingJob(EngineJob[tuple[int, int]]):
         groups: tuple[tuple[str, ...], ...] = (tuple(policies),)
         if grid.served:
             groups = tuple((name,) for name in (*policies, STOCK_AGAIN))
-        return cls(grid, notes, settings, policies, points, groups, block, longest, warm, turn, steps, room, periods)
+        sizes = longest, warm, turn, steps, room
+        return cls(grid, notes, settings, policies, points, groups, block, *sizes, periods, drafts)
 
     @property
     def most(self) -> int:
         return max(batch for _, batch in self.points)
 
     def start(self, policy: Policy | None, settings: dict[str, Any]) -> SyntheticEngine:
-        return SyntheticEngine(self.settings.served(policy), max_num_batched_tokens=CHUNK, **settings)
+        told = {"max_num_batched_tokens": CHUNK, "acceptance": self.settings.acceptance, **settings}
+        return SyntheticEngine(self.settings.served(policy), **told)
 
     def blocks(self, point: tuple[int, int]) -> int:
         context, batch = point
@@ -102,7 +112,7 @@ class ServingJob(EngineJob[tuple[int, int]]):
         return f"context {context}, batch {batch}"
 
     def measure(self, engines: Mapping[str, SyntheticEngine], point: tuple[int, int]) -> list[ServingRow]:
-        return self._rows(self._time(engines, *point), *point)
+        return self._rows(self._time(engines, *point), engines, *point)
 
     def compare(self, rows: Sequence[ServingRow], bandwidth: float) -> list[ServingRow]:
         return compared(rows, EMPTY, bandwidth)
@@ -110,7 +120,7 @@ class ServingJob(EngineJob[tuple[int, int]]):
     def _time(self, engines: Mapping[str, SyntheticEngine], context: int, batch: int) -> dict[str, list[float]]:
         """Seconds of each engine's steps, taken in turns; the first of a turn warms the caches and is not timed.
 
-        Of a rectified policy of its periods, by step.
+        Of a rectified policy of its periods, by step; of one that is verified of its cycles.
         """
         times: dict[str, list[float]] = {name: [] for name in engines}
         for engine in engines.values():
@@ -128,7 +138,7 @@ class ServingJob(EngineJob[tuple[int, int]]):
             engine.end()
         return times
 
-    def _rows(self, times: Mapping[str, Sequence[float]], context: int, batch: int) -> list[ServingRow]:
+    def _rows(self, times: Mapping[str, Sequence[float]], engines: Any, context: int, batch: int) -> list[ServingRow]:
         """One row per engine; stock reads what a dense policy does."""
         grid, rows = self.grid, []
         with torch.device("meta"):
@@ -138,12 +148,16 @@ class ServingJob(EngineJob[tuple[int, int]]):
         for name, taken in times.items():
             steps = len(taken) * self.periods.get(name, 1)
             policy = self.policies.get(name) or DENSE
-            cost = cost_of(policy.plan(grid.shape), policy.rectify, grid.shape, **size)
             fast, median, slow = quartiles(taken)
+            gained = engines[name].gained if name in self.drafts else None
+            tokens = gained or 1.0
+            size["acceptance"] = (tokens - 1) / self.drafts.get(name, 1)
+            cost = cost_of(policy.plan(grid.shape), policy.rectify, grid.shape, **size)
             rows.append(
                 ServingRow(
                     policy=name, runtime="vllm", context=context, batch=batch, threads=max(grid.threads),
-                    steps=steps, ms_per_token=median, ms_fast=fast, ms_slow=slow, bytes=cost.total,
+                    steps=steps, ms_per_token=median / tokens, ms_fast=fast / tokens, ms_slow=slow / tokens,
+                    bytes=cost.total, tokens_per_cycle=gained,
                 )
             )  # fmt: skip
         return rows

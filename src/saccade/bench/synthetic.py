@@ -8,6 +8,8 @@ from collections.abc import Iterable
 from typing import Any
 
 from ..adapters.vllm.checks import FULL_KIND, SCHEDULER, captured_for, rectifies_ahead
+from ..adapters.vllm.lossless import BY_CHANCE, speculation
+from ..adapters.vllm.lossless import WORKER as LOSSLESS
 from ..adapters.vllm.options import KEY, ServeOptions
 from ..errors import SaccadeError
 
@@ -47,6 +49,7 @@ class Engine:
     Args:
         options: of saccade; None is stock vLLM.
         apart: whether layers with a window are left to vLLM's own backend.
+        acceptance: of drafts, by chance; None: those stand that are the model's.
         settings: of vLLM's `LLM`: the model's folder, with a `config.json`, and sizes.
 
     Attributes:
@@ -54,7 +57,9 @@ class Engine:
         facts: seconds that it took to start, the tokens that fit, and how vLLM runs it.
     """
 
-    def __init__(self, options: ServeOptions | None, *, apart: bool = False, **settings: Any) -> None:
+    def __init__(
+        self, options: ServeOptions | None, *, apart: bool = False, acceptance: float | None = None, **settings: Any
+    ) -> None:
         start = time.perf_counter()
         import vllm
         from vllm.engine.arg_utils import EngineArgs
@@ -64,6 +69,12 @@ class Engine:
             backend = {"attention_config": {"backend_per_kind": {FULL_KIND: "CUSTOM"}}}
             ours = {**(backend if apart else {"attention_backend": "CUSTOM"})}
             ours["additional_config"] = {KEY: options.to_dict()}
+            if options.drafts:
+                told = speculation(settings["model"], options.drafts)
+                if acceptance is not None:
+                    rates = [acceptance**number for number in range(1, options.drafts + 1)]
+                    told |= {"rejection_sample_method": BY_CHANCE, "synthetic_acceptance_rates": rates}
+                ours |= {"worker_cls": LOSSLESS, "speculative_config": told}
             if options.rewrites is not None:
                 ours |= {"scheduler_cls": SCHEDULER}
                 # As a server would be started.
@@ -113,7 +124,7 @@ class SyntheticEngine(Engine):
         self.llm.collective_rpc("fill_cache")
         self.tokens: list[int] = []
         self._counts: dict[str, int] = {}
-        self._points = 0
+        self._points = self._rounds = self._tokens = 0
 
     def begin(self, context: int, batch: int) -> None:
         """Let `batch` requests stand at `context` tokens, as if they had been prefilled."""
@@ -126,6 +137,7 @@ class SyntheticEngine(Engine):
             self.llm.llm_engine.add_request(name, *request_for([7 + row] * context, most))
         self.round()
         self.llm.collective_rpc("skip_model", args=(False,))
+        self._rounds, self._tokens = 0, sum(self._counts.values())
 
     def round(self) -> float:
         """Go on until every row has one more token, and say when that was, by `time.perf_counter`.
@@ -143,7 +155,13 @@ class SyntheticEngine(Engine):
                     self.tokens[list(before).index(output.request_id)] = answer[-1]
                 if output.finished:
                     raise SaccadeError("a request ended while it was timed: max_model_len leaves no room for its steps")
+        self._rounds += 1
         return time.perf_counter()
+
+    @property
+    def gained(self) -> float:
+        """Tokens of a row in a round, the mean since all have come."""
+        return (sum(self._counts.values()) - self._tokens) / (self._rounds * len(self._counts))
 
     def end(self) -> None:
         """Drop the requests."""

@@ -95,6 +95,12 @@ def serve(
     memory: options.Memory = 0.9,
     tensor_parallel: options.TensorParallel = 1,
     rectify_together: options.RectifyTogether = False,
+    drafts: Annotated[
+        int | None, count("Let policies draft so many tokens, and vLLM verify them: as rectify=N:verify.")
+    ] = None,
+    acceptance: Annotated[
+        float | None, options.number("A", "Let a draft stand with this probability, whatever it is. Default: as it is.")
+    ] = None,
     kv_cache_dtype: options.CacheDtype = "auto",
     dtype: RandomDtype = "bfloat16",
     device: options.VllmDevice = "auto",
@@ -107,7 +113,8 @@ def serve(
     of the cost model take at the bandwidth measured in the same run, on top of stock's time at an empty context.
     On a CPU all engines stand in one process and take turns. On CUDA they run as served, one after another, stock
     first and last: a setting at which the two differ by more than 2% is void. Rectified policies are timed there alone,
-    in whole periods: a step's time is then the mean of one.
+    in whole periods: a step's time is then the mean of one. Drafts and the pass that verifies them are timed as the
+    tokens that a row gains by them: of random weights next to none, unless --acceptance says how many.
 
     Example:
 
@@ -120,11 +127,13 @@ def serve(
     from .terminal import quiet_libraries
 
     quiet_libraries()
+    if drafts is not None:
+        policy = [f"{one}{',' if ':' in one else ':'}rectify={drafts}:verify" for one in policy]
     settings = ServingSettings(
         shape=shape, contexts=context, batches=batch, threads=[str(threads)], dtype=dtype, device=device,
         policies=policy, budgets=budget, steps=steps, block=block, memory=memory, tensor_parallel=tensor_parallel,
         kv_cache_dtype=kv_cache_dtype, rectify_together=rectify_together, points=points or (),
-        max_model_len=max_model_len,
+        max_model_len=max_model_len, acceptance=acceptance,
     )  # fmt: skip
     time_engines(ServingJob.check(settings), serving_table, json, resume=resume)
 

@@ -22,6 +22,7 @@ from vllm.v1.worker.gpu.sample.logits_processor.interface import LogitsProcessor
 
 import saccade
 from saccade.adapters.vllm.checks import SCHEDULER
+from saccade.adapters.vllm.lossless import WORKER, speculation
 from saccade.checkpoints.bundled import model_path
 from saccade.eval.document import language_reference
 from saccade.methods.policy import Policy
@@ -100,7 +101,9 @@ class CudaEngines:
         if policy is not None:
             ours = {"attention_backend": "CUSTOM", "additional_config": {"saccade": {"policy": policy}}}
             rectify = Policy.from_spec(policy).rectify
-            if rectify is not None:
+            if rectify is not None and rectify.mode == "verify":
+                ours |= {"worker_cls": WORKER, "speculative_config": speculation(str(model_path()), rectify.every)}
+            elif rectify is not None:
                 ours |= {"scheduler_cls": SCHEDULER, "block_size": 32}
                 # As a server would: graphs hold a dense pass of all eight rows.
                 ours |= {"cudagraph_capture_sizes": [1, 2, 4, *range(8, 8 * (rectify.every + 1) + 1, 8)]}

@@ -13,6 +13,9 @@ from ...types import FULL, SLIDING
 WORKER = "saccade.adapters.vllm.worker.lossless.LosslessWorker"
 """What `--worker-cls` is given."""
 
+BY_CHANCE = "synthetic"
+"""vLLM's name of a sampler whose answers are nobody's."""
+
 
 def speculation(model: str, drafts: int) -> dict[str, Any]:
     """What `--speculative-config` is given: slots for so many drafts a row, of a model that is not loaded again."""
@@ -38,7 +41,8 @@ def _unmet(vllm_config: Any, drafts: int) -> Iterator[str]:
     model, parallel, scheduling = vllm_config.model_config, vllm_config.parallel_config, vllm_config.scheduler_config
     wanted, given = speculation(str(model.model), drafts), vllm_config.speculative_config
     found = {name: getattr(given, name, None) for name in wanted}
-    plain = given is not None and given.draft_sample_method == "greedy" and given.rejection_sample_method == "standard"
+    plain = given is not None and given.draft_sample_method == "greedy"
+    plain = plain and given.rejection_sample_method in ("standard", BY_CHANCE)
     if found != wanted or not plain or given.num_speculative_tokens_per_batch_size is not None:
         yield f"needs --speculative-config '{json.dumps(wanted)}', as it stands here"
     if parallel.worker_cls != WORKER:

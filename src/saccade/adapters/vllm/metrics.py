@@ -151,6 +151,7 @@ class StepMetrics:
         self._ours = True
         self._verified: tuple[str, int, Tensor] | None = None
         self._decoded = self._selecting = self._dense = 0
+        self._noted: tuple[Sequence[int], Sequence[int]] = (), ()
         self._measuring = self._measured = self._measured_before = 0
         self._attended_before = self._attended = self._skipped = 0.0
         self._recalled_before = (0.0, 0.0)
@@ -165,7 +166,7 @@ class StepMetrics:
 
         Those of `dense` attend to everything, because the budget covers them or in a dense pass.
         """
-        self._latest = time.monotonic()
+        self._latest, self._noted = time.monotonic(), (selecting, dense)
         with self._lock:
             if not self._ours or (self._pause and self._latest - self._read >= self._pause):
                 self.flush()
@@ -174,6 +175,11 @@ class StepMetrics:
             self._dense += sum(dense)
             if self._pause and not self._waiting:
                 self._wait(self._pause)
+
+    def again(self) -> None:
+        """Note a step of the same rows, each a token longer: a graph is replayed, and nobody prepares it."""
+        selecting, dense = self._noted
+        self.step([length + 1 for length in selecting], [length + 1 for length in dense])
 
     def verified(self, policy: str, drafted: int, rejected: Tensor) -> None:
         """Note the drafts that a step has verified, and how many it has rejected, int `[rows]` on the device."""

@@ -159,8 +159,13 @@ PARTS: dict[str, tuple[Part, ...]] = {
         vllm.v1.attention.backends.flash_attn FlashAttentionMetadataBuilder.build(common_attn_metadata fast_build)
     """),
     "lossless": _parts("""
-        vllm.config.compilation CUDAGraphMode
+        vllm.config.compilation CUDAGraphMode: FULL FULL_DECODE_ONLY NONE decode_mode
         vllm.forward_context set_forward_context(attn_metadata vllm_config num_tokens slot_mapping)
+        vllm.v1.attention.backend AttentionCGSupport: UNIFORM_BATCH
+        vllm.v1.attention.backend AttentionMetadataBuilder: supports_draft_decode_metadata_update
+        vllm.v1.worker.utils AttentionGroup: supports_draft_decode_metadata_update update_draft_decode_metadata
+        vllm.v1.worker.gpu.cudagraph_utils CudaGraphManager(decode_query_len): capture dispatch run_fullgraph
+        vllm.v1.worker.gpu.block_table BlockTables: get_dummy_block_tables slot_mappings
         vllm.v1.worker.gpu_worker Worker: init_device
         vllm.v1.worker.gpu.attn_utils build_attn_metadata(attn_groups num_reqs num_tokens query_start_loc_gpu)
         vllm.v1.worker.gpu.attn_utils build_attn_metadata(query_start_loc_cpu max_query_len seq_lens max_seq_len)
@@ -171,6 +176,7 @@ PARTS: dict[str, tuple[Part, ...]] = {
         vllm.v1.worker.gpu.block_table BlockTables.gather_block_tables(idx_mapping num_reqs_padded)
         vllm.v1.worker.gpu.block_table BlockTables.compute_slot_mappings(idx_mapping query_start_loc positions)
         vllm.v1.worker.gpu.input_batch InputBuffers(max_num_reqs max_num_tokens device): input_ids positions seq_lens
+        vllm.v1.worker.gpu.input_batch InputBuffers: is_padding query_start_loc
         vllm.v1.worker.gpu.input_batch InputBatch: num_reqs idx_mapping idx_mapping_np num_scheduled_tokens
         vllm.v1.worker.gpu.input_batch InputBatch: num_draft_tokens num_computed_prefill_tokens_np prefill_len_np
         vllm.v1.worker.gpu.input_batch InputBatch: seq_lens_cpu_upper_bound

@@ -19,8 +19,10 @@ from vllm.v1.attention.backends.flash_attn import (
 from ....decode.capture import reasons_against_capture
 from ....types import KVView, Rows, Workspace
 from ..cache_dtype import FP8, as_numbers
+from ..options import drafts_with
+from . import dense_step
 from .backend import SparseBackend, SparseBuilder, SparseLayer
-from .decode_step import DecodeSteps
+from .decode_step import DecodeStep, DecodeSteps
 from .room import room_of
 from .sparse import SparseRows
 from .step import BuildParent, Step
@@ -55,6 +57,8 @@ class SaccadeFlashBuilder(SparseBuilder, FlashAttentionMetadataBuilder):
         captured = vllm_config.compilation_config.max_cudagraph_capture_size or 0
         most = max(vllm_config.scheduler_config.max_num_seqs, captured)
         fixed = not reasons and not self.verifies
+        self.supports_draft_decode_metadata_update = fixed
+        self._room = torch.zeros((2, most), dtype=torch.int32, device=device) if self.verifies else None
         self.sparse = SparseRows(
             vllm_config,
             self.view,
@@ -71,17 +75,25 @@ class SaccadeFlashBuilder(SparseBuilder, FlashAttentionMetadataBuilder):
 
     @classmethod
     def get_cudagraph_support(cls, vllm_config: Any, kv_cache_spec: Any) -> AttentionCGSupport:
-        # Drafts are run kernel by kernel, and the passes that verify them in piecewise graphs.
-        if reasons_of(vllm_config) or serving_of(vllm_config).options.drafts:
+        if reasons_of(vllm_config):
             return AttentionCGSupport.NEVER
-        return AttentionCGSupport.UNIFORM_SINGLE_TOKEN_DECODE
+        verifies = serving_of(vllm_config).options.drafts and not drafts_with(vllm_config)
+        return AttentionCGSupport.UNIFORM_BATCH if verifies else AttentionCGSupport.UNIFORM_SINGLE_TOKEN_DECODE
 
     def prepare(self, common: Any, build_parent: BuildParent) -> Step:
         # What this step writes may lie where the step before has read.
         self.sparse.sampling.measure_kept()
+        if self.verifies:
+            return dense_step.prepare(self.vllm_config, common, build_parent, self._room)
         if self._decode_steps is None or common.max_query_len > 1:
             return super().prepare(common, build_parent)
         return self._decode_steps.prepare(common, build_parent)
+
+    def update_draft_decode_metadata(self, metadata: DecodeStep) -> None:
+        """Bring a step up to rows that have grown on the device."""
+        assert self._decode_steps is not None, "this is said not to be supported"
+        self._decode_steps.latest(metadata.sparse.rows)
+        super().update_draft_decode_metadata(metadata.parent)
 
 
 class SaccadeFlashAttention(SparseLayer, FlashAttentionImpl):

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch import Tensor
 from vllm.utils.torch_utils import async_tensor_h2d
 
 from ....types import Rows
@@ -62,10 +63,13 @@ class DecodeSteps:
             max_len=self._longest,
             whole=self._whole[:count],
         )
-        first_new = torch.sub(rows.seq_lens, 1, out=self._first_new[:count])
-        written = (Written(rows, first_new, 1),)
+        written = (Written(rows, self.latest(rows), 1),)
         # A position for every row: those that pad the batch come last.
         return DecodeStep(build_parent(common, False), self._sparse.all_of(batch, whole, rows), written, count)
+
+    def latest(self, rows: Rows) -> Tensor:
+        """Positions of the latest tokens, int32 `[B]`, from lengths on the device to where steps look for them."""
+        return torch.sub(rows.seq_lens, 1, out=self._first_new[: rows.batch])
 
     def _flag(self, whole: list[bool]) -> None:
         """Say which rows attend to everything; those behind them pad the batch, and read nothing whatever they are."""

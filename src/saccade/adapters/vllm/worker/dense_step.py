@@ -5,6 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+import torch
+from torch import Tensor
+
+from ....types import Rows
 from .batch import Batch
 from .mixed_step import written_in
 from .requests import requests_of
@@ -24,10 +28,26 @@ class DenseStep:
         return Part(self.parent, None, None)
 
 
-def prepare(vllm_config: Any, common: Any, build_parent: BuildParent) -> DenseStep:
-    """The step that vLLM's `CommonAttentionMetadata` describes; pages are bounded anew where they are written."""
+def prepare(vllm_config: Any, common: Any, build_parent: BuildParent, room: Tensor | None = None) -> DenseStep:
+    """The step that vLLM's `CommonAttentionMetadata` describes; pages are bounded anew where they are written.
+
+    `room`: int32 `[2, rows]`, zeros and what is overwritten, where a graph finds what a step of drafts alone writes.
+    """
     serving = serving_of(vllm_config)
     serving.attended.begin(False)
-    # The rows are read on the host only where pages are to be bounded.
-    written = () if serving.page is None else written_in(common, Batch.of(common, requests_of(vllm_config)))
+    if serving.page is None:
+        written: tuple[Written, ...] = ()
+    elif room is not None and common.max_query_len <= serving.options.drafts + 1:
+        written = (_in_place(common, room, vllm_config.model_config.max_model_len),)
+    else:
+        # The rows are read on the host only where pages are to be bounded.
+        written = written_in(common, Batch.of(common, requests_of(vllm_config)))
     return DenseStep(build_parent(common, False), written, common.num_actual_tokens)
+
+
+def _in_place(common: Any, room: Tensor, longest: int) -> Written:
+    """What all rows write, whose numbers the host does not know; those that pad the batch have no tokens."""
+    count, edges = common.num_reqs, common.query_start_loc
+    (starts, first_new), lengths = room[:, :count], common.seq_lens[:count]
+    torch.sub(lengths, edges[1 : count + 1] - edges[:count], out=first_new)
+    return Written(Rows(common.block_table_tensor[:count], starts, lengths, longest), first_new, common.max_query_len)

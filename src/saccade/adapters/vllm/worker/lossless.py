@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import logging
 from typing import Any
 
 from vllm.platforms import current_platform
 
 from ....errors import ServingError
 from ..checks import refuse_unsupported
-from ..lossless import WORKER
+from ..lossless import BY_CHANCE, WORKER
 from ..options import ServeOptions
 from ..vllm_api import check_interfaces
 
@@ -16,6 +17,8 @@ if current_platform.is_cpu():
     from vllm.v1.worker.cpu_worker import CPUWorker as Worker
 else:
     from vllm.v1.worker.gpu_worker import Worker
+
+logger = logging.getLogger("vllm.saccade")
 
 
 class LosslessWorker(Worker):
@@ -34,6 +37,8 @@ class LosslessWorker(Worker):
         if options is None or not options.drafts:
             raise ServingError(f"--worker-cls {WORKER} drafts with a policy: give it one with rectify=8:verify")
         refuse_unsupported(self.vllm_config, options)
+        if self.vllm_config.speculative_config.rejection_sample_method == BY_CHANCE:
+            logger.warning("saccade: drafts stand by chance, so answers are nobody's: this engine is for timing alone")
         super().init_device()
         check_interfaces("lossless")
         from .speculator import SelfSpeculator

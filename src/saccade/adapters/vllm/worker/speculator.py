@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import logging
+from collections.abc import Callable
+from copy import copy
 from inspect import signature
 from typing import Any
 
@@ -12,31 +14,15 @@ from vllm.config.compilation import CUDAGraphMode
 from vllm.forward_context import set_forward_context
 from vllm.utils.torch_utils import async_tensor_h2d
 from vllm.v1.worker.gpu.attn_utils import build_attn_metadata, build_slot_mappings_by_layer, init_attn_backend
+from vllm.v1.worker.gpu.block_table import BlockTables
+from vllm.v1.worker.gpu.cudagraph_utils import CudaGraphManager
 from vllm.v1.worker.gpu.input_batch import InputBuffers
 from vllm.v1.worker.gpu.spec_decode.speculator import BaseSpeculator
 
 from ..options import drafting
 from .worker import serving_of
 
-
-@dataclass(frozen=True, slots=True, eq=False)
-class DraftRows:
-    """The rows of a cycle's drafts, side by side.
-
-    Attributes:
-        slots: int32 `[n]`, where the model runner keeps each request; `slots_cpu` the same in numpy.
-        bound: int32 `[n]` on the host, no less than a row's tokens in front of its drafts.
-        tables: of each cache group int32 `[n, blocks]`.
-    """
-
-    slots: Tensor
-    slots_cpu: Any
-    bound: Tensor
-    tables: tuple[Tensor, ...]
-
-    @property
-    def count(self) -> int:
-        return len(self.slots_cpu)
+logger = logging.getLogger("vllm.saccade")
 
 
 class SelfSpeculator(BaseSpeculator):
@@ -44,6 +30,9 @@ class SelfSpeculator(BaseSpeculator):
 
     A row's drafts begin behind its verified tokens. They write keys and values into slots that the verifying step
     writes again before any layer reads them, so nothing of a draft is left; bounds of pages are recomputed with them.
+
+    All that a draft reads lies in the same memory, and each makes that ready for the next: where the attention's
+    metadata can be renewed on the device, a draft is a CUDA graph, which is replayed.
     """
 
     supports_mm_inputs = False
@@ -52,21 +41,48 @@ class SelfSpeculator(BaseSpeculator):
     pcp_manager: Any = None
 
     def __init__(self, vllm_config: Any, runner: Any) -> None:
-        self._config, self._runner = vllm_config, runner
+        self._config, self._runner, self._longest = vllm_config, runner, vllm_config.model_config.max_model_len
         rows, device = vllm_config.scheduler_config.max_num_seqs, runner.device
         self._inputs = InputBuffers(rows, rows, device)
-        self._starts_cpu = torch.arange(rows + 1, dtype=torch.int32, device="cpu")
-        self._starts = self._starts_cpu.to(device)
-        self._proposed = torch.zeros(rows, vllm_config.num_speculative_tokens, dtype=torch.int64, device=device)
+        self._numbers_cpu = torch.arange(rows + 1, dtype=torch.int32, device="cpu")
+        self._numbers = self._numbers_cpu.to(device)
+        self._slots = torch.zeros(rows, dtype=torch.int64, device=device)
+        self._number = torch.zeros(1, dtype=torch.int64, device=device)
+        self._drafted = torch.zeros(rows, vllm_config.num_speculative_tokens, dtype=torch.int64, device=device)
+        self._proposed = torch.zeros_like(self._drafted)
+        # vLLM 0.33 hides blocks that windows have left behind; what it is not told it cannot hide.
+        self._tells_computed = "num_computed_tokens" in signature(BlockTables.gather_block_tables).parameters
         self.attn_groups: list[list[Any]] = []
+        self._renews = False
+        self._graphs: Any = None
 
     def init_cudagraph_manager(self, cudagraph_mode: CUDAGraphMode) -> None:
         """Make the builders of drafts, once the target has its own; vLLM calls this again for another cache."""
-        runner = self._runner
+        runner, told, rows = self._runner, copy(self._config), self._config.scheduler_config.max_num_seqs
         self.attn_groups, *_ = init_attn_backend(runner.kv_cache_config, drafting(self._config), runner.device)
+        self._renews = all(one.supports_draft_decode_metadata_update for group in self.attn_groups for one in group)
+        full = cudagraph_mode.decode_mode() == CUDAGraphMode.FULL
+        if full and not self._renews:
+            logger.warning("saccade: drafts are run kernel by kernel: not all attention backends renew their metadata")
+        # The target's sizes are those of its tokens, several a row: the most rows need not be among them.
+        told.compilation_config = sizes = copy(told.compilation_config)
+        sizes.cudagraph_capture_sizes = [*(size for size in sizes.cudagraph_capture_sizes or () if size < rows), rows]
+        mode = CUDAGraphMode.FULL_DECODE_ONLY if full and self._renews else CUDAGraphMode.NONE
+        self._graphs = CudaGraphManager(told, runner.device, mode, decode_query_len=1)
 
     def capture(self) -> None:
-        """Nothing: drafts are run kernel by kernel."""
+        """Make a graph of one draft for every size of a batch."""
+        self._graphs.capture(self._to_capture, "Capturing CUDA graphs of drafts")
+
+    def _to_capture(self, desc: Any, warmup: bool) -> Callable[[CUDAGraphMode], None]:
+        """A draft of rows of one token that are nobody's and write nowhere."""
+        count, inputs = desc.num_reqs, self._inputs
+        for memory, value in ((self._slots, -1), (inputs.input_ids, 0), (inputs.positions, 0)):
+            memory.fill_(value)
+        self._begin(count)
+        tables = self._runner.block_tables.get_dummy_block_tables(count)
+        metadata = self._metadata(count, tables, self._numbers_cpu[1 : count + 1], None)
+        return lambda _: self._draft(count, metadata)
 
     @torch.inference_mode()
     def propose(
@@ -100,61 +116,89 @@ class SelfSpeculator(BaseSpeculator):
         count = drafts.shape[1] if num_speculative_tokens is None else num_speculative_tokens
         if not chosen or not count:
             return drafts
+        desc = self._graphs.dispatch(len(chosen), len(chosen), 1, 0)
+        padded, replayed = desc.num_reqs, desc.cg_mode == CUDAGraphMode.FULL
         where = async_tensor_h2d(chosen, drafts.device, torch.int64)
-        rows = self._rows(input_batch, chosen, where)
-        tokens = last_sampled[rows.slots, 0]
-        # The last token that was sampled has no keys yet.
-        positions = self._runner.req_states.num_computed_tokens.gpu[rows.slots].long()
+        tables = self._enter(input_batch.idx_mapping[where], last_sampled, padded)
+        bound, slots = input_batch.seq_lens_cpu_upper_bound[chosen], input_batch.idx_mapping_np[chosen]
         for number in range(count):
-            tokens = self._draft(rows, tokens, positions + number, number)
-            drafts[where, number] = tokens
+            if not replayed or number == 0:
+                metadata = self._metadata(padded, tables, bound + number + 1, slots)
+            elif serving.metrics is not None:
+                serving.metrics.again()
+            self._graphs.run_fullgraph(desc) if replayed else self._draft(padded, metadata)
+        drafts[where] = self._drafted[: len(chosen)]
         return drafts
 
-    def _rows(self, input_batch: Any, chosen: list[int], where: Tensor) -> DraftRows:
-        runner, slots = self._runner, input_batch.idx_mapping[where]
-        gather = runner.block_tables.gather_block_tables
-        # vLLM 0.33 hides blocks that windows have left behind; what it is not told it cannot hide.
-        told = {"num_computed_tokens": runner.req_states.num_computed_tokens.gpu}
-        known = {name: value for name, value in told.items() if name in signature(gather).parameters}
-        tables = gather(slots, num_reqs_padded=len(chosen), **known)
-        bound = input_batch.seq_lens_cpu_upper_bound[chosen]
-        return DraftRows(slots, input_batch.idx_mapping_np[chosen], bound, tables)
+    def _enter(self, chosen: Tensor, last_sampled: Tensor, padded: int) -> Any:
+        """Let all that a draft reads say that the first comes, of the requests in some slots; gives their blocks."""
+        runner, inputs, count = self._runner, self._inputs, len(chosen)
+        slots, computed = self._slots[:count].copy_(chosen), runner.req_states.num_computed_tokens.gpu
+        # The last token that was sampled has no keys yet.
+        inputs.input_ids[:count], inputs.positions[:count] = last_sampled[slots, 0], computed[slots]
+        self._begin(count)
+        told = {"num_computed_tokens": computed} if self._tells_computed else {}
+        return runner.block_tables.gather_block_tables(slots, num_reqs_padded=padded, **told)
 
-    def _draft(self, rows: DraftRows, tokens: Tensor, positions: Tensor, number: int) -> Tensor:
-        """The likeliest next token of each row `[n]`: one forward pass over `tokens` at `positions`, both int64 `[n]`.
+    def _begin(self, count: int) -> None:
+        """Let the first draft of the first rows come next; all others pad the batch."""
+        self._number.zero_()
+        torch.ge(self._numbers[:-1], count, out=self._inputs.is_padding)
+        torch.clamp(self._numbers, max=count, out=self._inputs.query_start_loc)
+        self._reach()
 
-        Positions stop at the longest row: a draft there is thrown away, since no step verifies it.
+    def _reach(self) -> None:
+        """Let rows end behind their token, at the longest row: a draft there is thrown away, no step verifies it."""
+        inputs = self._inputs
+        inputs.positions.clamp_(max=self._longest - 1)
+        torch.add(inputs.positions, 1, out=inputs.seq_lens).masked_fill_(inputs.is_padding, 0)
+
+    def _metadata(self, count: int, tables: tuple[Tensor, ...], bound: Tensor, slots: Any) -> Any:
+        """Of a draft of `count` rows, by layer: in vLLM's memory and in ours, where a graph finds it.
+
+        `bound`: no less than the tokens of each row, on the host; rows behind them pad the batch. `slots`: in numpy,
+        where the model runner keeps each request; None: they are nobody's.
         """
-        runner, inputs, count, longest = self._runner, self._inputs, rows.count, self._config.model_config.max_model_len
-        inputs.input_ids[:count] = tokens
-        torch.clamp(positions, max=longest - 1, out=inputs.positions[:count])
-        torch.add(inputs.positions[:count], 1, out=inputs.seq_lens[:count])
-        starts, starts_cpu = self._starts[: count + 1], self._starts_cpu[: count + 1]
-        slots = runner.block_tables.compute_slot_mappings(rows.slots, starts, inputs.positions[:count], count)
-        metadata = build_attn_metadata(
+        runner, inputs = self._runner, self._inputs
+        return build_attn_metadata(
             attn_groups=self.attn_groups,
             num_reqs=count,
             num_tokens=count,
-            query_start_loc_gpu=starts,
-            query_start_loc_cpu=starts_cpu,
+            query_start_loc_gpu=inputs.query_start_loc[: count + 1],
+            query_start_loc_cpu=self._numbers_cpu[: count + 1].clamp(max=len(bound)),
             max_query_len=1,
             seq_lens=inputs.seq_lens,
-            max_seq_len=longest,
-            block_tables=rows.tables,
-            slot_mappings=slots,
+            max_seq_len=self._longest,
+            block_tables=tables,
+            slot_mappings=runner.block_tables.slot_mappings[:, :count],
             kv_cache_config=runner.kv_cache_config,
-            seq_lens_cpu_upper_bound=torch.clamp(rows.bound + number + 1, max=longest),
+            seq_lens_cpu_upper_bound=bound.clamp(max=self._longest),
             positions=inputs.positions[:count],
             is_prefilling=torch.zeros(count, dtype=torch.bool, device="cpu"),
-            req_idx=rows.slots_cpu,
+            req_idx=slots,
         )
+
+    def _draft(self, count: int, metadata: Any) -> None:
+        """One forward pass over a token of each row: the likeliest next ones are kept, and are the input of the next.
+
+        All on the device, so that a graph can hold it; `count` rows, padding included.
+        """
+        runner, inputs = self._runner, self._inputs
+        edges, positions = inputs.query_start_loc[: count + 1], inputs.positions[:count]
+        slots = runner.block_tables.compute_slot_mappings(self._slots[:count], edges, positions, count)
+        for group in (group for groups in self.attn_groups for group in groups if self._renews):
+            group.update_draft_decode_metadata(metadata)
         by_layer = build_slot_mappings_by_layer(slots, runner.kv_cache_config)
         with set_forward_context(metadata, self._config, num_tokens=count, slot_mapping=by_layer):
             hidden = runner.model(
                 input_ids=inputs.input_ids[:count],
-                positions=inputs.positions[:count],
+                positions=positions,
                 intermediate_tensors=None,
                 inputs_embeds=None,
             )
-        drafted: Tensor = runner.model.compute_logits(hidden).argmax(dim=-1)
-        return drafted
+        tokens = runner.model.compute_logits(hidden).argmax(dim=-1)
+        self._drafted[:count].index_copy_(1, self._number, tokens[:, None])
+        self._number += 1
+        inputs.input_ids[:count] = tokens
+        inputs.positions += 1
+        self._reach()

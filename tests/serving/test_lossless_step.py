@@ -1,0 +1,135 @@
+"""What graphs of a lossless engine on CUDA hold: a draft that is renewed on the device, and a pass that verifies."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+from unittest.mock import patch
+
+import pytest
+import torch
+from cuda_engine import HEAD_DIM, MAX_LEN, CudaEngine, Row
+from torch import Tensor
+from vllm.v1.attention.backend import AttentionCGSupport
+from vllm.v1.attention.backends.flash_attn import FlashAttentionMetadataBuilder
+
+from saccade.adapters.vllm.lossless import WORKER, speculation
+from saccade.adapters.vllm.options import drafting
+from saccade.adapters.vllm.worker.cuda import SaccadeFlashBuilder
+from saccade.adapters.vllm.worker.worker import serving_of
+from saccade.checkpoints.bundled import model_path
+
+DRAFTS = 3
+PAGES, PUBLISHED = "quest:budget=64,page=16", "less_is_more:budget=64,reselect=7"
+
+
+def made(monkeypatch: pytest.MonkeyPatch, policy: str) -> CudaEngine:
+    """Its builder is the target's; two of four requests have a prompt in the cache."""
+    monkeypatch.setattr("vllm.config.vllm.HAS_TRITON", True)
+    monkeypatch.setenv("VLLM_USE_V2_MODEL_RUNNER", "1")
+    torch.manual_seed(0)
+    settings = {"worker_cls": WORKER, "speculative_config": speculation(str(model_path()), DRAFTS), "max_num_seqs": 4}
+    engine = CudaEngine(monkeypatch, f"{policy},rectify={DRAFTS}:verify", settings=settings)
+    engine.step([Row(0, 158, 158, True), Row(1, 108, 108, True)], engine.random_qkv(266))
+    return engine
+
+
+def draft_builder(engine: CudaEngine) -> SaccadeFlashBuilder:
+    return SaccadeFlashBuilder(engine.spec, engine.names, drafting(engine.config), engine.device)
+
+
+def padded(engine: CudaEngine, rows: Sequence[Row], tokens: int) -> Any:
+    """Metadata of rows, of which the last has no tokens and stands for so many."""
+    common = engine.metadata([*rows, Row(2, 0, 0)])
+    common.num_actual_tokens += tokens
+    common.slot_mapping = torch.cat((common.slot_mapping, common.slot_mapping.new_full((tokens,), -1)))
+    return common
+
+
+@pytest.mark.parametrize("policy", [PAGES, PUBLISHED])
+def test_a_draft_renewed_in_place_is_one_made_anew(policy: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Over three drafts, the third of which falls into another page; layers that are vLLM's are renewed by vLLM."""
+    answers: list[list[Tensor]] = []
+    counts, parents = [], list[Any]()
+    stock = FlashAttentionMetadataBuilder.update_draft_decode_metadata
+    for renews in (False, True):
+        engine = made(monkeypatch, policy)
+        builder, step, answers = draft_builder(engine), None, [*answers, []]
+        common = padded(engine, [Row(0, 159), Row(1, 109)], 1)
+        common.max_seq_len = MAX_LEN
+        for number in range(DRAFTS):
+            if number:
+                common.seq_lens[:2] += 1
+                rows = [Row(slot, int(length)) for slot, length in enumerate(common.seq_lens[:2])]
+                common.slot_mapping[:2] = engine.metadata(rows).slot_mapping
+            if step is None or not renews:
+                step = builder.build(0, common)
+            else:
+                with patch.object(
+                    FlashAttentionMetadataBuilder,
+                    "update_draft_decode_metadata",
+                    lambda one, parent: parents.append(parent) or stock(one, parent),
+                ):
+                    builder.update_draft_decode_metadata(step)
+                assert parents[-1] is step.parent
+            assert step.written[0].start.tolist() == [158 + number, 108 + number, -1]
+            qkv = engine.random_qkv(3)
+            answers[-1] += [out[:2] for out in engine.layers_of(step, common, qkv)]
+        counts.append(engine.serving.counters.totals())
+    assert len(parents) == DRAFTS - 1
+    for anew, renewed in zip(*answers, strict=True):
+        assert torch.equal(anew, renewed)
+    assert counts[0] == counts[1]
+    assert all(steps == 2 * DRAFTS for *_, steps in counts[0])
+
+
+@pytest.mark.parametrize("policy", [PAGES, PUBLISHED])
+def test_both_builders_say_what_graphs_hold(policy: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = made(monkeypatch, policy)
+    told = drafting(engine.config)
+    supports = [SaccadeFlashBuilder.get_cudagraph_support(config, engine.spec) for config in (engine.config, told)]
+    assert supports == [AttentionCGSupport.UNIFORM_BATCH, AttentionCGSupport.UNIFORM_SINGLE_TOKEN_DECODE]
+    renew = [builder.supports_draft_decode_metadata_update for builder in (engine.builder, draft_builder(engine))]
+    assert renew == [False, True]
+
+
+def test_what_verifies_stays_where_it_is_and_bounds_what_it_writes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Drafts have widened bounds, and pages are full once they are verified; a prompt beside them is another step."""
+    engine = made(monkeypatch, PAGES)
+    builder = draft_builder(engine)
+    for number in range(DRAFTS):
+        common = engine.metadata([Row(0, 159 + number), Row(1, 109 + number)])
+        engine.layers_of(builder.build(0, common), common, [(q, 9 * k, v) for q, k, v in engine.random_qkv(2)])
+    places = []
+    for lengths in ((159, 109), (162, 112)):
+        common = padded(engine, [Row(slot, length, DRAFTS + 1) for slot, length in enumerate(lengths)], DRAFTS + 1)
+        step = engine.builder.build(0, common)
+        (written,) = step.written
+        assert written.start.tolist() == [lengths[0] - DRAFTS - 1, lengths[1] - DRAFTS - 1, 0]
+        assert (written.count, written.rows.page_table.data_ptr()) == (
+            DRAFTS + 1,
+            common.block_table_tensor.data_ptr(),
+        )
+        assert step.part(0).parent is step.part(11).parent is step.parent
+        places.append((written.start.data_ptr(), written.rows.row_start.data_ptr()))
+    assert places[0] == places[1]
+    engine.layers_of(step, common, engine.random_qkv(3 * (DRAFTS + 1)))
+    expect_bounds(engine, {0: 160, 1: 112})
+    mixed = [Row(0, 163), Row(1, 116, DRAFTS + 1), Row(2, 64, 64, True)]
+    common = engine.metadata(mixed)
+    step = engine.builder.build(0, common)
+    assert [written.count for written in step.written] == [1, 64]
+    engine.layers_of(step, common, engine.random_qkv(1 + DRAFTS + 1 + 64))
+    expect_bounds(engine, {0: 160, 1: 112, 2: 64})
+
+
+def expect_bounds(engine: CudaEngine, lengths: dict[int, int]) -> None:
+    """Of all full pages of some requests, from the keys in the cache."""
+    for number, bounds in serving_of(engine.config).indexes.layers.items():
+        cache = engine.layers[number].kv_cache
+        for slot, length in lengths.items():
+            for block in engine.tables[slot, : length // 16].tolist():
+                keys = cache[block, :, :, :HEAD_DIM]
+                assert torch.equal(bounds.lower[block, :, 0], keys.amin(1))
+                assert torch.equal(bounds.upper[block, :, 0], keys.amax(1))
+    assert len(engine.serving.indexes.layers) == 10
