@@ -59,6 +59,7 @@ def layer_results(budgets: tuple[int, ...] = (32, 64), candidates: int = 2, **ch
         "passages": 3,
         "tokens": 1024,
         "keys": 77,
+        "walk": 32,
         "rows": [probed(reselect, b, 0.9**number) for reselect in tried for number, b in enumerate(budgets)],
         "chosen": tried[-1],
         "second": None,
@@ -73,14 +74,15 @@ def probed(reselect: list[int], budget: int, factor: float = 1.0) -> dict[str, A
     loss = {"natural": factor / (1 + sum(reselect)), "repeat": factor / (2 + sum(reselect))}
     merit = sum(loss.values())
     row = {"reselect": reselect, "budget": budget, "merit": merit, "interval": (merit - 0.1, merit + 0.2)}
-    return {**row, "key_kl": loss, "key_equal": {"natural": 0.25, "repeat": None}}
+    walked = {"walked": {"merit": 2 * merit}} if reselect else {}
+    return {**row, "key_kl": loss, "key_equal": {"natural": 0.25, "repeat": None}, **walked}
 
 
 def test_layers_have_losses_intervals_and_a_mark() -> None:
     table = layer_table(layer_results(second=[2], margin=(-0.05, 0.1)))
     lines = cells(table)
-    assert ["none", "32", "1.000", "0.500", "1.500", *"1.400 to 1.700".split(), "0.25", "-"] in lines
-    assert ["3", "64", "0.225", "0.180", "0.405", *"0.305 to 0.605".split(), "0.25", "-", "chosen"] in lines
+    assert ["none", "32", "1.000", "0.500", "1.500", *"1.400 to 1.700".split(), "0.25", "-", "-"] in lines
+    assert ["3", "64", "0.225", "0.180", "0.405", *"0.305 to 0.605".split(), "0.25", "-", "0.810", "chosen"] in lines
     text = said(table)
     assert "tiny, 3 texts of 1,024 tokens, 77 key tokens" in text
     assert "chosen: layer 3" in text and "second: layer 2, worse by -0.050 to 0.100" in text and "the note" in text
@@ -91,7 +93,19 @@ def test_answers_stand_beside_what_was_probed() -> None:
     for row in results["rows"]:
         row["asked"] = outcome(5 * sum(row["reselect"]), 24, 0.5)
     lines = cells(layer_table(results))
-    assert ["3", "32", "0.250", "0.200", "0.450", *"0.350 to 0.650".split(), "0.25", "-", "15", "chosen"] in lines
+    assert [
+        "3",
+        "32",
+        "0.250",
+        "0.200",
+        "0.450",
+        *"0.350 to 0.650".split(),
+        "0.25",
+        "-",
+        "15",
+        "0.900",
+        "chosen",
+    ] in lines
     assert "dense attention answers 23" in said(layer_table(results))
 
 
