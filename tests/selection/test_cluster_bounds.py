@@ -283,13 +283,12 @@ def test_rows_enter_and_leave_the_slots_of_one_tree() -> None:
     cache = Cache.random(300, rows=5)
     history = cache.history()
     lengths = [45, 120, 80, 200, 60]
-    in_slots: list[int] = []
+    in_slots, known = list[int](), dict[int, int]()
     owner = SMALL.new_slots(SlotSizes([0, 1], KeySizes.of(cache.view(*lengths)), 1, text=history))
     views = Views([0, 1], lambda some: dict.fromkeys((0, 1), kv.picked([*map(slots.index, some)])))
     for step in range(60):
         if step % 9 == 0:
             in_slots = rng.permutation(5)[: rng.integers(1, 5)].tolist()
-            fresh = set(in_slots)
         slots = [(sequence * 2 + step // 27) % 5 for sequence in in_slots]
         batch = Cache(cache.keys[in_slots], cache.ids[in_slots])
         kv = batch.view(*(lengths[sequence] for sequence in in_slots))
@@ -297,13 +296,12 @@ def test_rows_enter_and_leave_the_slots_of_one_tree() -> None:
             history._fed[0, slot] = torch.nn.functional.pad(cache.ids[sequence], (0, history._fed.shape[2] - 300))
         owner.grow(max(*slots, step // 8) + 1, kv.rows.max_len)
         owner.place(slots, torch.tensor(slots, dtype=torch.int32))
-        new = [
-            Intake(slot, 0, 0 if sequence in fresh or step in (27, 54) else lengths[sequence] - 1, SMALL.stop(n, n - 1))
-            for slot, sequence in zip(slots, in_slots, strict=True)
-            for n in [lengths[sequence]]
-        ]
-        fresh = set()
-        owner.take_in(new, views)
+        for slot in slots if step % 9 == 0 else ():
+            owner.forget(slot, 0)
+            known[slot] = 0
+        stops = [SMALL.stop(lengths[sequence], lengths[sequence] - 1) for sequence in in_slots]
+        owner.take_in([Intake(slot, 0, known[slot], stop) for slot, stop in zip(slots, stops, strict=True)], views)
+        known.update(zip(slots, stops, strict=True))
         q, index = torch.randn(len(slots), 4, 8), owner.layers[step % 2]
         found = index.search(q, kv)
         for row, sequence in enumerate(in_slots):

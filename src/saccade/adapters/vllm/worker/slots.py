@@ -27,25 +27,24 @@ class SlotMemory:
     Attributes:
         slots: which it enters and leaves.
         final: how far its cache is clean.
-        rewritten: first position written since the index was last brought up to date.
         slot: where its index is; None before it is indexed, and while it is not in the batch.
     """
 
     slots: Slots
     final: Clean
-    rewritten: int = 0
     slot: int | None = None
 
     def wrote(self, start: int, count: int, *, dense: bool) -> None:
         """Note a step that writes `count` positions from `start` on; a dense one never begins behind inexact ones."""
-        self.rewritten = min(self.rewritten, start)
+        if self.slot is not None:
+            self.slots.take_back(self.slot, start)
         self.final = self.final.after(start, count, dense=dense, covered=dense)
 
     def leave(self) -> None:
         """Give the slot back."""
         if self.slot is not None:
             self.slots.leave(self.slot)
-        self.slot, self.rewritten = None, 0
+        self.slot = None
 
 
 class RequestSlots:
@@ -95,9 +94,8 @@ class RequestSlots:
                 if not decodes:
                     # It may have found blocks that another request computes in this very step.
                     continue
-            kept, source = min(memory.rewritten, start), (request, batch.places[row])
-            arrivals.append(Arrival(memory.slot, start, length, kept, memory.final.boundary, decodes, source=source))
-            memory.rewritten = length
+            source = request, batch.places[row]
+            arrivals.append(Arrival(memory.slot, start, length, memory.final.boundary, decodes, source=source))
             rows.append(row)
         # What a prompt's chunk computes may be taken in beside the next one, which takes far longer.
         room = max(MAX_PROMPT_TOKENS, computed)
