@@ -85,7 +85,7 @@ class Planting:
     def _bring(self, stops: Mapping[int, int]) -> None:
         known = self.index.table.stops
         new = [Intake(row, 0, min(known[row], stop), stop) for row, stop in stops.items()]
-        self.index.take_in(new, Views([*self.index.layers], self.seen))
+        self.index.take_in(new, Views(tuple(self.index.layers), self.seen))
 
     def search(self, rows: int) -> float:
         """Milliseconds of one layer's search for some rows."""

@@ -101,15 +101,17 @@ def test_rows_begin_at_their_own_slots(first: int, second: int) -> None:
 
 def test_what_was_cut_is_cut_again_only_where_it_was_forgotten() -> None:
     """Who looks at fewer tokens, and then at all, finds what was cut."""
-    table = table_of(Cuts(0, 2, 4), [[0] * 40, [0] * 40])
-    asked = list[bool]()
-    for stop, forgotten in ((40, None), (12, None), (40, None), (40, None), (40, 1)):
-        if forgotten is not None:
-            table.forget(forgotten, 30)
-            table.text = None
+    cuts, text, asked = Cuts(0, 2, 4), [0, 1, 0] * 13, list[bool]()
+    table = table_of(cuts, [text] * 2)
+    for stop in (39, 12, 39, 39):
         asked.append(table.take_in([Intake(0, 0, 0, stop), Intake(1, 0, 0, stop)]))
-        assert edges(table, 0) == edges(table, 1) == list(range(0, stop + 1, 4))
-    assert asked == [True, True, True, False, True]
+        assert edges(table, 0) == edges(table, 1) == naive(text, cuts, stop)
+        table.text = None
+    assert asked == [True, True, True, False]
+    table.forget(1, 0)
+    # Fewer and longer ones than there were.
+    assert table.take_in([Intake(0, 0, 0, 39), Intake(1, 0, 0, 39)])
+    assert (edges(table, 0), edges(table, 1)) == (naive(text, cuts, 39), naive([0] * 39, cuts, 39))
 
 
 def test_rows_are_added_and_move() -> None:

@@ -285,7 +285,7 @@ def test_rows_enter_and_leave_the_slots_of_one_tree() -> None:
     lengths = [45, 120, 80, 200, 60]
     in_slots, known = list[int](), dict[int, int]()
     owner = SMALL.new_slots(SlotSizes([0, 1], KeySizes.of(cache.view(*lengths)), 1, text=history))
-    views = Views([0, 1], lambda some: dict.fromkeys((0, 1), kv.picked([*map(slots.index, some)])))
+    views = Views((0, 1), lambda some: dict.fromkeys((0, 1), kv.picked([*map(slots.index, some)])))
     for step in range(60):
         if step % 9 == 0:
             in_slots = rng.permutation(5)[: rng.integers(1, 5)].tolist()

@@ -12,10 +12,10 @@ from torch import Tensor
 
 from ..plans.plan import Plan
 from ..plans.rectify import ALL
-from ..selection.index import Index, KeySizes, NewTokens, PageIndex
+from ..selection.index import Index, KeySizes, NewTokens, PageIndex, Views
 from ..text.feed import TokenFeed
 from ..types import KVView, Rows
-from .slots import Arrival, Seen, Slots
+from .slots import Arrival, Slots
 
 
 class Indexes(Protocol):
@@ -95,11 +95,8 @@ class OwnIndexes:
         self._covered.clear()
         self._rewritten = 0
 
-    def follow(self, bounds: Sequence[tuple[int, int]], seen: Seen, layers: tuple[int, ...] = ()) -> None:
-        """Take in what a step, behind which rows have these starts and lengths, finds below its last token.
-
-        `seen` gives the caches of `layers`, or of all, as some rows see them.
-        """
+    def follow(self, bounds: Sequence[tuple[int, int]], views: Views) -> None:
+        """Take in what a step, behind which rows have these starts and lengths, finds below its last token."""
         if bounds is not self._followed:
             self._arrivals = []
             for row, (origin, length) in enumerate(bounds):
@@ -107,7 +104,7 @@ class OwnIndexes:
                 clean = max(self._clean - origin, 0)
                 self._arrivals.append(Arrival(row, max(length - 1, 0), length, clean, origin=origin))
             self._followed, self._rewritten = bounds, max(self._rewritten, *map(sum, bounds))
-        self.slots.follow(self._arrivals, seen, layers=layers)
+        self.slots.follow(self._arrivals, views)
 
     def of(self, layer: int, kv: KVView) -> Index | None:
         layer = self._plan.sources.get(layer, layer)
@@ -161,7 +158,7 @@ class OwnIndexes:
         def seen(rows: Sequence[int]) -> dict[int, KVView]:
             return {layer: kv if [*rows] == everyone else kv.picked([*rows])}
 
-        self.follow(kv.rows.bounds, seen, (layer,))
+        self.follow(kv.rows.bounds, Views((layer,), seen))
 
     def _update(self, layer: int, kv: KVView) -> None:
         # A layer that shares it begins with a call's first token once another has come to the last one.

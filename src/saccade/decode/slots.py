@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -17,9 +17,6 @@ from ..types import Intake, KVView
 
 MAX_FEW_TOKENS = 512
 """That a sequence brings at most while it decodes: a full buffer, or what a dense pass has made final."""
-
-Seen = Callable[[Sequence[int]], Mapping[int, KVView]]
-"""The caches of all layers as some of a step's arrivals see them, by their numbers, with lengths known on the host."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,16 +110,19 @@ class Slots:
             looked.last, looked.most = min(looked.last, kept), kept
             looked.known = {layers: (min(stop, kept), False) for layers, (stop, _) in looked.known.items()}
 
-    def follow(self, arrivals: Sequence[Arrival], seen: Seen, room: int = 0, layers: tuple[int, ...] = ()) -> None:
+    def follow(self, arrivals: Sequence[Arrival], views: Views, room: int = 0) -> None:
         """Bring what is in the slots of a step's sequences up to what is clean in the cache before it.
 
-        Args:
-            room: tokens of those that do not decode, the most that are looked at; they are asked again.
-            layers: those that `seen` gives; none: all that refresh.
+        `views` know their lengths on the host; `room`: tokens of those that do not decode, the most that are looked at.
         """
         selector = self._plan.selector
         assert selector is not None, "only selectors have indexes"
-        few, many, layers = list[Intake](), list[Intake](), layers or self._layers
+        if self.index is None and arrivals:
+            keys = KeySizes.of(next(iter(views.of([arrivals[0].slot]).values())))
+            self.index = self._plan.new_slots(keys, self.count, text=self._text)
+        if self.index is None:
+            return
+        few, many, layers = list[Intake](), list[Intake](), views.layers
         for one in arrivals:
             looked, stop = self._looked[one.slot], selector.stop(one.length, min(one.start, one.clean))
             known, whole = looked.known.get(layers) or looked.known.get(self._layers, (0, True))
@@ -138,20 +138,15 @@ class Slots:
                     self._text.hold(one.slot, one.source, stop)
                 intake = Intake(one.slot, one.origin, known if whole else max(known - 1, 0), stop)
                 (few if stop - known <= MAX_FEW_TOKENS else many).append(intake)
-        index = self._index_for(seen) if arrivals else self.index
-        if index is not None and not self._fixed:
+        if not self._fixed:
             # Also for who entered and is not asked yet, whose slot is cleared for the next one.
-            index.grow(self.count, max((intake.stop for intake in (*few, *many)), default=0))
-        if index is None or not arrivals:
-            return
-        numbers = {one.slot: number for number, one in enumerate(arrivals)}
-        views = Views(layers, lambda slots: seen([numbers[slot] for slot in slots]))
+            self.index.grow(self.count, max((intake.stop for intake in (*few, *many)), default=0))
         # As much is planted of every row as of the one that brings most.
         for some in filter(None, (few, many)):
             for intake in some:
                 looked = self._looked[intake.slot]
                 looked.last, looked.most = intake.stop, max(looked.most, intake.stop)
-            index.take_in(some, views)
+            self.index.take_in(some, views)
             # Only now: who was interrupted is brought again.
             for intake in some:
                 self._looked[intake.slot].known[layers] = intake.stop, True
@@ -193,10 +188,3 @@ class Slots:
     def nbytes(self) -> int:
         index = self.index  # another thread may be moving it
         return 0 if index is None else index.nbytes
-
-    def _index_for(self, seen: Seen) -> SlotIndex:
-        if self.index is None:
-            keys = KeySizes.of(next(iter(seen([0]).values())))
-            self.index = self._plan.new_slots(keys, self.count, text=self._text)
-            assert self.index is not None, "it has an index of its own"
-        return self.index

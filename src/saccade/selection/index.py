@@ -79,7 +79,7 @@ class LayerIndex(Protocol):
 class Views:
     """The caches of some `layers`; `of` gives them as the sequences in some slots see them, each a row."""
 
-    layers: Sequence[int]
+    layers: tuple[int, ...]
     of: Callable[[Sequence[int]], Mapping[int, KVView]]
 
 

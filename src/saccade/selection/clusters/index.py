@@ -110,10 +110,10 @@ class ClusterIndex:
     def _plant(self, new: Sequence[Intake], views: Views) -> None:
         """Plant the groups in which some chunks are new, some layers at a time."""
         settings, slots, seen = self.settings, len(self.table.stops), views.of([one.slot for one in new])
-        first, one = self._numbers[views.layers[0]], self._touched(new, 1)
-        numbers = [self._numbers[layer] for layer in views.layers]
+        numbers, one = [self._numbers[layer] for layer in views.layers], self._touched(new, 1)
+        first, step = numbers[0], max(TOGETHER // one.chunks.numel(), 1)
         assert numbers == [*range(first, first + len(numbers))], "layers are neighbours in the tree"
-        kvs, step = [seen[layer] for layer in views.layers], max(TOGETHER // one.chunks.numel(), 1)
+        kvs = [seen[layer] for layer in views.layers]
         for start in range(0, len(kvs), step):
             some = kvs[start : start + step]
             groups = self._touched(new, len(some))

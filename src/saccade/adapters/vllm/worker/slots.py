@@ -70,12 +70,12 @@ class RequestSlots:
         rows: int = 0,
     ) -> None:
         self._plan, self._phase, self._view, self._warm = plan, phase, view, index is None
-        self._layers = sorted(plan.refreshing)
+        self._layers = tuple(sorted(plan.refreshing))
         self.slots = Slots(plan, text, index, requests, rows)
 
     def follow(self, batch: Batch, table: Tensor, lengths: Tensor) -> None:
         """Bring the index up to what is in the cache before a step; blocks int32 `[B, n]`, lengths int32 `[B]`."""
-        arrivals, rows, computed = list[Arrival](), list[int](), 0
+        arrivals, rows, computed = list[Arrival](), dict[int, int](), 0
         for row, (request, decodes) in enumerate(zip(batch.requests, batch.decoding, strict=True)):
             length, count = batch.lengths[row], batch.queries[row]
             start = length - count
@@ -96,12 +96,13 @@ class RequestSlots:
                     continue
             source = request, batch.places[row]
             arrivals.append(Arrival(memory.slot, start, length, memory.final.boundary, decodes, source=source))
-            rows.append(row)
+            rows[memory.slot] = row
         # What a prompt's chunk computes may be taken in beside the next one, which takes far longer.
         room = max(MAX_PROMPT_TOKENS, computed)
-        self.slots.follow(
-            arrivals, lambda some: self._seen(batch.picked([rows[one] for one in some], table, lengths)), room
+        views = Views(
+            self._layers, lambda some: self._seen(batch.picked([rows[slot] for slot in some], table, lengths))
         )
+        self.slots.follow(arrivals, views, room)
 
     def warm_up(self, batch: Batch, table: Tensor, lengths: Tensor) -> None:
         """Compile what taking text in needs, before a request does."""
