@@ -19,7 +19,7 @@ from saccade.decode.indexes import OwnIndexes
 from saccade.kernels._cluster_tree import ClusterTree
 from saccade.kernels.chunk_keys.api import chunk_keys
 from saccade.selection.clusters.groups import Groups
-from saccade.selection.clusters.index import ClusterLayer
+from saccade.selection.clusters.index import ClusterIndex, ClusterLayer
 from saccade.selection.clusters.selector import ClusterSelector
 from saccade.selection.index import KeySizes, SlotSizes, Views
 from saccade.text.history import TokenHistory
@@ -311,20 +311,26 @@ def test_rows_enter_and_leave_the_slots_of_one_tree() -> None:
             lengths[sequence] = min(lengths[sequence] + 1, 299)
 
 
-def test_a_layer_that_missed_many_changes_and_a_shorter_row_has_no_trace_of_it() -> None:
+@pytest.mark.parametrize("replant", [1, 7])
+def test_a_layer_that_missed_many_changes_and_a_shorter_row_has_no_trace_of_it(replant: int) -> None:
     """As where one layer goes through a long call, all of which is taken back before the next layer asks."""
-    cache = Cache.random(1500)
-    indexes = beside(SMALL, cache.history(), layers=2)
+    cache, selector = Cache.random(1500), replace(SMALL, replant=replant)
+    indexes = beside(selector, cache.history(), layers=2)
     update(indexes, cache.view(1400), 1400, cache.view(1400))
     for length in range(300, 1400, 12):
         update(indexes, cache.view(length), 1400)
     index = update(indexes, cache.view(150), 150, cache.view(150))
-    same(index, of_groups(SMALL, cache, [150]))
+    same(index, of_groups(selector, cache, [150]))
     assert int(index.search(torch.randn(1, 4, 8), cache.view(150)).ids.max()) == 149
 
 
-def test_tokens_of_one_call_choose_as_if_they_had_come_alone() -> None:
-    """Over the ends of buffers: the second layer begins where the first has been through all of them."""
+def test_tokens_of_one_call_choose_as_if_they_had_come_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Over the ends of buffers: the second layer begins where the first has been through all of them.
+
+    Nothing is forgotten but where the third call begins, before the second one's end.
+    """
+    forget, forgotten = ClusterIndex.forget, list[tuple[int, int]]()
+    monkeypatch.setattr(ClusterIndex, "forget", lambda index, *at: forgotten.append(at) or forget(index, *at))
     cache, q = Cache.random(300), torch.randn(1, 4, 8)
     indexes = beside(SMALL, cache.history(), layers=2)
     for past, stop in ((0, 126), (126, 150), (140, 200), (200, 201)):
@@ -335,6 +341,7 @@ def test_tokens_of_one_call_choose_as_if_they_had_come_alone() -> None:
                 alone = of_groups(SMALL, cache, [length])
                 same(index, alone)
                 expect_found(0, index.search(q, kv), alone, q, kv)
+    assert forgotten == [(0, 140), (0, 132)]
 
 
 def test_an_interrupted_update_is_made_good(monkeypatch: pytest.MonkeyPatch) -> None:

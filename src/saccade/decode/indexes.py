@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
 import torch
@@ -95,8 +95,16 @@ class OwnIndexes:
         self._covered.clear()
         self._rewritten = 0
 
-    def follow(self, bounds: Sequence[tuple[int, int]], views: Views) -> None:
-        """Take in what a step, behind which rows have these starts and lengths, finds below its last token."""
+    def follow(
+        self,
+        bounds: Sequence[tuple[int, int]],
+        layers: tuple[int, ...],
+        seen: Callable[[Sequence[int]], Mapping[int, KVView]],
+    ) -> None:
+        """Take in what a step, behind which rows have these starts and lengths, finds below its last token.
+
+        `seen` gives the caches of `layers` as some rows see them.
+        """
         if bounds is not self._followed:
             self._arrivals = []
             for row, (origin, length) in enumerate(bounds):
@@ -104,7 +112,7 @@ class OwnIndexes:
                 clean = max(self._clean - origin, 0)
                 self._arrivals.append(Arrival(row, max(length - 1, 0), length, clean, origin=origin))
             self._followed, self._rewritten = bounds, max(self._rewritten, *map(sum, bounds))
-        self.slots.follow(self._arrivals, views)
+        self.slots.follow(self._arrivals, Views(layers, seen))
 
     def of(self, layer: int, kv: KVView) -> Index | None:
         layer = self._plan.sources.get(layer, layer)
@@ -158,7 +166,7 @@ class OwnIndexes:
         def seen(rows: Sequence[int]) -> dict[int, KVView]:
             return {layer: kv if [*rows] == everyone else kv.picked([*rows])}
 
-        self.follow(kv.rows.bounds, Views((layer,), seen))
+        self.follow(kv.rows.bounds, (layer,), seen)
 
     def _update(self, layer: int, kv: KVView) -> None:
         # A layer that shares it begins with a call's first token once another has come to the last one.
