@@ -28,14 +28,12 @@ class Scores:
     """A score of every clean token, higher is better, `[S, H, T]` in each layer."""
 
     def __init__(self, selector, sizes):
-        self.selector, self.text, self.stops = selector, sizes.text, [0] * sizes.slots
-        keys = sizes.keys
+        self.selector, self.text, keys = selector, sizes.text, sizes.keys
         self.counts = torch.zeros(sizes.slots, dtype=torch.int32, device=keys.device)
         shape = len(sizes.layers), sizes.slots, keys.heads, sizes.longest
         # vLLM makes a model under a default dtype of its own.
         self.held = torch.zeros(shape, dtype=torch.float32, device=keys.device)
         self.numbers = {layer: number for number, layer in enumerate(sizes.layers)}
-        self.done = [[0] * sizes.slots for _ in sizes.layers]
         self.placed = torch.arange(sizes.slots, device=keys.device)
 
     @property
@@ -44,27 +42,19 @@ class Scores:
 
     def take_in(self, new, views):
         for intake in new:
-            self.stops[intake.slot] = intake.stop
             self.counts[intake.slot].fill_(intake.stop)
-            for done in self.done:
-                done[intake.slot] = min(done[intake.slot], intake.kept)
-        self.origins = {**getattr(self, "origins", {}), **{intake.slot: intake.origin for intake in new}}
-        for layer in views.layers:
-            number = self.numbers[layer]
-            for slot, stop in enumerate(self.stops):
-                start = min(self.done[number][slot], stop)
-                if start < stop:
-                    at = torch.arange(start, stop, device=self.held.device)
-                    kv = views.of([slot])[layer]
-                    self.held[number, slot, :, start:stop] = self.scored(kv, slot, at)
-                self.done[number][slot] = stop
+            at = torch.arange(intake.kept, intake.stop, device=self.held.device)
+            for layer in views.layers if len(at) else ():
+                kv = views.of([intake.slot])[layer]
+                held = self.held[self.numbers[layer], intake.slot]
+                held[:, intake.kept : intake.stop] = self.scored(kv, intake, at)
 
-    def scored(self, kv, slot, at):
+    def scored(self, kv, intake, at):
         if not self.selector.reads_text:
             keys = gather_tokens(kv.k, kv.k_scale, kv.rows, at[None])[0]
             return ((keys > 0).sum(-1) * 10_000 + at[:, None]).T
-        first = torch.full((1,), self.origins[slot] + int(at[0]), device=at.device)
-        levels = self.text.window(torch.full((1,), slot, device=at.device), first, len(at))[0]
+        first = torch.full((1,), intake.origin + intake.kept, device=at.device)
+        levels = self.text.window(torch.full((1,), intake.slot, device=at.device), first, len(at))[0]
         return at - 1e6 * ((levels < 1) | (levels > 3))
 
     def place(self, slots, on_device):
@@ -76,21 +66,13 @@ class Scores:
         if any(more):
             self.held = torch.nn.functional.pad(self.held, (0, more[1], 0, 0, 0, more[0]))
             self.counts = torch.nn.functional.pad(self.counts, (0, more[0]))
-            self.stops += [0] * more[0]
-            for done in self.done:
-                done += [0] * more[0]
             self.placed = torch.arange(max(slots, held), device=self.held.device)
 
-    def clear(self, slot):
-        self.stops[slot] = 0
-        self.counts[slot].zero_()
-        for done in self.done:
-            done[slot] = 0
+    def forget(self, slot, kept):
+        self.counts[slot].clamp_(max=kept)
 
     def permute(self, rows):
         self.held, self.counts = self.held[:, rows], self.counts[rows]
-        self.stops = [self.stops[row] for row in rows.tolist()]
-        self.done = [[done[row] for row in rows.tolist()] for done in self.done]
         self.placed = torch.arange(len(rows), device=rows.device)
 
     def warm_up(self, views):

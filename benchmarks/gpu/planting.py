@@ -52,7 +52,7 @@ class Planting:
         ids = torch.randint(len(LEVELS), (rows + 1, context), device=device, generator=generator)
         history.record(0, context, rows + 1, ids, None)
         keys = KeySizes(heads.kv, heads.dim, torch.bfloat16, device)
-        index = plan.new_slots(keys, rows + 1, longest=context, text=history, fixed=True)
+        index: Any = plan.new_slots(keys, rows + 1, longest=context, text=history, fixed=True)
         assert plan.selector is not None and index is not None, "it has an index"
         self.selector, self.index = plan.selector, index
         self.queries = torch.randn(
@@ -83,8 +83,9 @@ class Planting:
         return elapsed(lambda: self._bring(stops), self.device, ahead=AHEAD)
 
     def _bring(self, stops: Mapping[int, int]) -> None:
-        new = [Intake(row, 0, stop, stop) for row, stop in stops.items()]
-        self.index.take_in(new, Views([*self.index.layers], self.seen))
+        known = self.index.table.stops
+        new = [Intake(row, 0, min(known[row], stop), stop) for row, stop in stops.items()]
+        self.index.take_in(new, Views(tuple(self.index.layers), self.seen))
 
     def search(self, rows: int) -> float:
         """Milliseconds of one layer's search for some rows."""
@@ -94,10 +95,8 @@ class Planting:
     def searching(self, rows: int, length: int | None = None) -> Callable[[], Selection]:
         """One layer's search for some rows, of which so many tokens were taken in; None: all."""
         slots, layer = [*range(rows)], next(iter(self.index.layers.values()))
-        places, kv = (
-            torch.tensor(slots, dtype=torch.int32).to(self.device),
-            KVView(self.k, self.k, self.rows(slots, length)),
-        )
+        places = torch.tensor(slots, dtype=torch.int32).to(self.device)
+        kv = KVView(self.k, self.k, self.rows(slots, length))
 
         def search() -> Selection:
             self.index.place(slots, places)
@@ -112,10 +111,10 @@ class Planting:
 
 def slices(made: Planting, size: int, row: int) -> dict[str, Any]:
     """A whole prompt in slices of some tokens."""
-    made.index.clear(row)
+    made.index.forget(row, 0)
     stops = [min(stop + size, made.context) for stop in range(0, made.context, size)]
     times = [made.take_in({row: stop}) for stop in stops]
-    made.index.clear(row)
+    made.index.forget(row, 0)
     ahead = [made.launched_ahead({row: stop}) for stop in stops]
     return {
         "total_ms": sum(times),

@@ -6,6 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import Any, Generic, TypeVar
 
+import torch
 from torch import Tensor
 
 from saccade.selection.index import LayerIndex, SlotSizes, Views
@@ -23,18 +24,16 @@ class ChunkedIndex:
         self.keys, self.text = sizes.keys, sizes.text
         self.table = ChunkTable(cuts, sizes.text, sizes.slots, sizes.keys.device)
         self.layers = {number: layer(self, settings, [None] * sizes.slots) for number in sizes.layers}
-        self._versions = dict.fromkeys(sizes.layers, 0)
         self._placed: Sequence[int] | None = None
 
     def take_in(self, new: Sequence[Intake], views: Views) -> None:
         self.table.take_in(new)
-        for number in views.layers:
-            change, layer = self.table.since(self._versions[number]), self.layers[number]
-            for slot, first in () if change is None else zip(change.rows, change.first.tolist(), strict=True):
-                chunks, kv = int(self.table.counts[slot]), views.of((slot,))[number]
-                edges = self.table.edges[slot, : chunks + 1]
-                layer.held[slot] = layer.planted(slot, kv, edges, first, self.text) if chunks else None
-            self._versions[number] = self.table.version
+        for one in (one for one in new if one.kept < one.stop):
+            slot, kept = torch.tensor([one.slot]), torch.tensor([one.kept])
+            first, chunks = int(self.table.counted(slot, kept)), int(self.table.counts[one.slot])
+            kvs, edges = views.of((one.slot,)), self.table.edges[one.slot, : chunks + 1]
+            for layer, kv in ((self.layers[number], kvs[number]) for number in views.layers):
+                layer.held[one.slot] = layer.planted(one.slot, kv, edges, first, self.text) if chunks else None
 
     def place(self, slots: Sequence[int], on_device: Tensor) -> None:
         self._placed = slots
@@ -50,10 +49,10 @@ class ChunkedIndex:
             for layer in self.layers.values():
                 layer.held += [None] * more
 
-    def clear(self, slot: int) -> None:
-        self.table.clear(slot)
+    def forget(self, slot: int, kept: int) -> None:
+        self.table.forget(slot, kept)
         for layer in self.layers.values():
-            layer.held[slot] = None
+            layer.held[slot] = layer.held[slot] if kept else None
 
     def permute(self, rows: Tensor) -> None:
         self.table.permute(rows)

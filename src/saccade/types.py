@@ -140,7 +140,7 @@ class KVView:
 
 @dataclass(frozen=True, slots=True)
 class Intake:
-    """What an index is to look at: the first `stop` tokens of the sequence in `slot`, all behind `kept` new to it.
+    """What layers of an index are to look at: the first `stop` tokens in `slot`, of which they know the first `kept`.
 
     Its first token lies in slot `origin` of the cache. All of these tokens are clean.
     """

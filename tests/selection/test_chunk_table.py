@@ -74,22 +74,17 @@ def test_against_a_naive_cut(cuts: Cuts, data: st.DataObject) -> None:
         width = max(map(len, ids))
         history._fed = None
         history.record(0, width, len(ids), torch.tensor([one + [0] * (width - len(one)) for one in ids]), None)
-        before = [edges(table, number) for number in range(len(ids))]
-        version = table.version
+        before = edges(table, row)
+        assert int(table.forget(row, kept)) == len(edges(table, row)) - 1
+        assert edges(table, row) == [end for end in before if end in naive(ids[row], cuts, kept)]
         stops = [data.draw(st.integers(0, len(one))) for one in ids]
-        table.take_in(Intake(number, 0, kept if number == row else 10**6, stop) for number, stop in enumerate(stops))
-        change = table.since(version)
+        table.take_in([Intake(number, 0, 0, stop) for number, stop in enumerate(stops)])
         for number, stop in enumerate(stops):
-            expected = naive(ids[number], cuts, stop)
+            expected, known = naive(ids[number], cuts, stop), data.draw(st.integers(0, stop))
             assert edges(table, number) == expected
-            if change is None or number not in change.rows:
-                assert before[number] == expected
-                continue
-            place = change.rows.index(number)
-            first, last = int(change.first[place]), int(change.last[place])
-            assert before[number][: first + 1] == expected[: first + 1]
-            assert last == max(len(before[number]), len(expected)) - 1
-            assert last - first <= change.most
+            counted = int(table.counted(torch.tensor([number]), torch.tensor([known])))
+            assert counted == len(naive(ids[number], cuts, known)) - 1
+            assert len(expected) - 1 - counted <= cuts.decided(known, stop)
 
 
 @given(st.integers(0, 30), st.integers(0, 30))
@@ -104,18 +99,19 @@ def test_rows_begin_at_their_own_slots(first: int, second: int) -> None:
     assert edges(table, 1) == naive(text, cuts, 44)
 
 
-def test_who_missed_a_change_is_told_of_all_rows() -> None:
-    table = table_of(Cuts(0, 2, 4), [[0] * 40, [0] * 40])
-    assert table.since(0) is None
-    table.take_in([Intake(0, 0, 0, 20), Intake(1, 0, 0, 0)])
-    change = table.since(0)
-    assert change is not None and change.rows == (0,) and table.since(1) is None
-    table.take_in([Intake(0, 0, 20, 20), Intake(1, 0, 0, 0)])
-    assert table.version == 1
-    table.take_in([Intake(0, 0, 20, 40), Intake(1, 0, 0, 40)])
-    change = table.since(0)
-    assert change is not None and change.rows == (0, 1) and change.first.tolist() == [0, 0]
-    assert change.last.tolist() == [10, 10] and change.most >= 10
+def test_what_was_cut_is_cut_again_only_where_it_was_forgotten() -> None:
+    """Who looks at fewer tokens, and then at all, finds what was cut."""
+    cuts, text, asked = Cuts(0, 2, 4), [0, 1, 0] * 13, list[bool]()
+    table = table_of(cuts, [text] * 2)
+    for stop in (39, 12, 39, 39):
+        asked.append(table.take_in([Intake(0, 0, 0, stop), Intake(1, 0, 0, stop)]))
+        assert edges(table, 0) == edges(table, 1) == naive(text, cuts, stop)
+        table.text = None
+    assert asked == [True, True, True, False]
+    table.forget(1, 0)
+    # Fewer and longer ones than there were.
+    assert table.take_in([Intake(0, 0, 0, 39), Intake(1, 0, 0, 39)])
+    assert (edges(table, 0), edges(table, 1)) == (naive(text, cuts, 39), naive([0] * 39, cuts, 39))
 
 
 def test_rows_are_added_and_move() -> None:

@@ -19,7 +19,7 @@ from saccade.decode.indexes import OwnIndexes
 from saccade.kernels._cluster_tree import ClusterTree
 from saccade.kernels.chunk_keys.api import chunk_keys
 from saccade.selection.clusters.groups import Groups
-from saccade.selection.clusters.index import ClusterLayer
+from saccade.selection.clusters.index import ClusterIndex, ClusterLayer
 from saccade.selection.clusters.selector import ClusterSelector
 from saccade.selection.index import KeySizes, SlotSizes, Views
 from saccade.text.history import TokenHistory
@@ -283,13 +283,12 @@ def test_rows_enter_and_leave_the_slots_of_one_tree() -> None:
     cache = Cache.random(300, rows=5)
     history = cache.history()
     lengths = [45, 120, 80, 200, 60]
-    in_slots: list[int] = []
+    in_slots, known = list[int](), dict[int, int]()
     owner = SMALL.new_slots(SlotSizes([0, 1], KeySizes.of(cache.view(*lengths)), 1, text=history))
-    views = Views([0, 1], lambda some: dict.fromkeys((0, 1), kv.picked([*map(slots.index, some)])))
+    views = Views((0, 1), lambda some: dict.fromkeys((0, 1), kv.picked([*map(slots.index, some)])))
     for step in range(60):
         if step % 9 == 0:
             in_slots = rng.permutation(5)[: rng.integers(1, 5)].tolist()
-            fresh = set(in_slots)
         slots = [(sequence * 2 + step // 27) % 5 for sequence in in_slots]
         batch = Cache(cache.keys[in_slots], cache.ids[in_slots])
         kv = batch.view(*(lengths[sequence] for sequence in in_slots))
@@ -297,13 +296,12 @@ def test_rows_enter_and_leave_the_slots_of_one_tree() -> None:
             history._fed[0, slot] = torch.nn.functional.pad(cache.ids[sequence], (0, history._fed.shape[2] - 300))
         owner.grow(max(*slots, step // 8) + 1, kv.rows.max_len)
         owner.place(slots, torch.tensor(slots, dtype=torch.int32))
-        new = [
-            Intake(slot, 0, 0 if sequence in fresh or step in (27, 54) else lengths[sequence] - 1, SMALL.stop(n, n - 1))
-            for slot, sequence in zip(slots, in_slots, strict=True)
-            for n in [lengths[sequence]]
-        ]
-        fresh = set()
-        owner.take_in(new, views)
+        for slot in slots if step % 9 == 0 else ():
+            owner.forget(slot, 0)
+            known[slot] = 0
+        stops = [SMALL.stop(lengths[sequence], lengths[sequence] - 1) for sequence in in_slots]
+        owner.take_in([Intake(slot, 0, known[slot], stop) for slot, stop in zip(slots, stops, strict=True)], views)
+        known.update(zip(slots, stops, strict=True))
         q, index = torch.randn(len(slots), 4, 8), owner.layers[step % 2]
         found = index.search(q, kv)
         for row, sequence in enumerate(in_slots):
@@ -313,20 +311,28 @@ def test_rows_enter_and_leave_the_slots_of_one_tree() -> None:
             lengths[sequence] = min(lengths[sequence] + 1, 299)
 
 
-def test_a_layer_that_missed_many_changes_and_a_shorter_row_has_no_trace_of_it() -> None:
+@pytest.mark.parametrize("replant", [1, 7])
+def test_a_layer_that_missed_many_changes_and_a_shorter_row_has_no_trace_of_it(replant: int) -> None:
     """As where one layer goes through a long call, all of which is taken back before the next layer asks."""
-    cache = Cache.random(1500)
-    indexes = beside(SMALL, cache.history(), layers=2)
+    cache, selector = Cache.random(1500), replace(SMALL, replant=replant)
+    indexes = beside(selector, cache.history(), layers=2)
     update(indexes, cache.view(1400), 1400, cache.view(1400))
     for length in range(300, 1400, 12):
         update(indexes, cache.view(length), 1400)
-    index = update(indexes, cache.view(150), 150, cache.view(150))
-    same(index, of_groups(SMALL, cache, [150]))
+    # Some buffer ends where a chunk is decided on, and so does a group.
+    for length in range(306, 149, -12):
+        index = update(indexes, cache.view(length), 1, cache.view(length))
+        same(index, of_groups(selector, cache, [length]))
     assert int(index.search(torch.randn(1, 4, 8), cache.view(150)).ids.max()) == 149
 
 
-def test_tokens_of_one_call_choose_as_if_they_had_come_alone() -> None:
-    """Over the ends of buffers: the second layer begins where the first has been through all of them."""
+def test_tokens_of_one_call_choose_as_if_they_had_come_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Over the ends of buffers: the second layer begins where the first has been through all of them.
+
+    Nothing is forgotten but where the third call begins, before the second one's end.
+    """
+    forget, forgotten = ClusterIndex.forget, list[tuple[int, int]]()
+    monkeypatch.setattr(ClusterIndex, "forget", lambda index, *at: forgotten.append(at) or forget(index, *at))
     cache, q = Cache.random(300), torch.randn(1, 4, 8)
     indexes = beside(SMALL, cache.history(), layers=2)
     for past, stop in ((0, 126), (126, 150), (140, 200), (200, 201)):
@@ -337,6 +343,7 @@ def test_tokens_of_one_call_choose_as_if_they_had_come_alone() -> None:
                 alone = of_groups(SMALL, cache, [length])
                 same(index, alone)
                 expect_found(0, index.search(q, kv), alone, q, kv)
+    assert forgotten == [(0, 140), (0, 132)]
 
 
 def test_an_interrupted_update_is_made_good(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
 import torch
@@ -15,7 +15,7 @@ from ..plans.rectify import ALL
 from ..selection.index import Index, KeySizes, NewTokens, PageIndex, Views
 from ..text.feed import TokenFeed
 from ..types import KVView, Rows
-from .slots import Arrival, Seen, Slots
+from .slots import Arrival, Slots
 
 
 class Indexes(Protocol):
@@ -63,7 +63,8 @@ class OwnIndexes:
         self._covered: dict[int, int] = {}
         self._clean, self._rewritten = ALL, 0
         self._new: NewTokens | None = None
-        self._followed: Rows | None = None
+        self._followed: Sequence[tuple[int, int]] | None = None
+        self._arrivals = list[Arrival]()
         self.slots, self.fixed = Slots(plan, text), False
         self.build_seconds = self.update_seconds = 0.0
 
@@ -77,7 +78,7 @@ class OwnIndexes:
         return twin
 
     def begin(self, past: int, clean: int) -> None:
-        self._clean, self._rewritten = clean, min(self._rewritten, past)
+        self._clean, self._rewritten, self._followed = clean, min(self._rewritten, past), None
         for layer, covered in self._covered.items():
             self._covered[layer] = min(covered, past)
 
@@ -94,18 +95,24 @@ class OwnIndexes:
         self._covered.clear()
         self._rewritten = 0
 
-    def follow(self, bounds: Sequence[tuple[int, int]], seen: Seen, layers: Sequence[int] = ()) -> None:
+    def follow(
+        self,
+        bounds: Sequence[tuple[int, int]],
+        layers: tuple[int, ...],
+        seen: Callable[[Sequence[int]], Mapping[int, KVView]],
+    ) -> None:
         """Take in what a step, behind which rows have these starts and lengths, finds below its last token.
 
-        `seen` gives the caches of `layers`, or of all, as some rows see them.
+        `seen` gives the caches of `layers` as some rows see them.
         """
-        arrivals = []
-        for row, (origin, length) in enumerate(bounds):
-            start = max(length - 1, 0)
-            kept, clean = min(self._rewritten - origin, start), self._clean - origin
-            arrivals.append(Arrival(row, start, length, max(kept, 0), max(clean, 0), origin=origin))
-        self.slots.follow(arrivals, seen, layers=layers)
-        self._rewritten = max(map(sum, bounds))
+        if bounds is not self._followed:
+            self._arrivals = []
+            for row, (origin, length) in enumerate(bounds):
+                self.slots.take_back(row, max(self._rewritten - origin, 0))
+                clean = max(self._clean - origin, 0)
+                self._arrivals.append(Arrival(row, max(length - 1, 0), length, clean, origin=origin))
+            self._followed, self._rewritten = bounds, max(self._rewritten, *map(sum, bounds))
+        self.slots.follow(self._arrivals, Views(layers, seen))
 
     def of(self, layer: int, kv: KVView) -> Index | None:
         layer = self._plan.sources.get(layer, layer)
@@ -159,13 +166,7 @@ class OwnIndexes:
         def seen(rows: Sequence[int]) -> dict[int, KVView]:
             return {layer: kv if [*rows] == everyone else kv.picked([*rows])}
 
-        if self._followed is not kv.rows or self.slots.index is None:
-            self._followed = None
-            self.follow(kv.rows.bounds, seen, (layer,))
-            self._followed = kv.rows
-        else:
-            # Another layer has asked in this step.
-            self.slots.index.take_in((), Views((layer,), seen))
+        self.follow(kv.rows.bounds, (layer,), seen)
 
     def _update(self, layer: int, kv: KVView) -> None:
         # A layer that shares it begins with a call's first token once another has come to the last one.

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -18,9 +18,6 @@ from ..types import Intake, KVView
 MAX_FEW_TOKENS = 512
 """That a sequence brings at most while it decodes: a full buffer, or what a dense pass has made final."""
 
-Seen = Callable[[Sequence[int]], Mapping[int, KVView]]
-"""The caches of all layers as some of a step's arrivals see them, by their numbers, with lengths known on the host."""
-
 
 @dataclass(frozen=True, slots=True)
 class Arrival:
@@ -29,7 +26,6 @@ class Arrival:
     Attributes:
         slot: where it is.
         start, length: its tokens before the step, and with it.
-        kept: its first tokens that were not written since it was last followed.
         clean: its first tokens that are clean.
         decodes: whether it searches in this step, so that nothing may be left for later.
         origin: the cache's slot of its first token.
@@ -39,11 +35,24 @@ class Arrival:
     slot: int
     start: int
     length: int
-    kept: int
     clean: int
     decodes: bool = True
     origin: int = 0
     source: Any = None
+
+
+@dataclass(slots=True)
+class Looked:
+    """How many tokens of what is in a slot an index was told to look at.
+
+    Attributes:
+        last, most: the last time, and the most that any layer was.
+        known: at least, by layers that are told together; and whether these hold all that follows from them.
+    """
+
+    last: int = 0
+    most: int = 0
+    known: dict[tuple[int, ...], tuple[int, bool]] = field(default_factory=dict)
 
 
 class Slots:
@@ -70,64 +79,77 @@ class Slots:
         self._plan, self._text, self._fixed = plan, text, index is not None
         self.index, self.count, self._rows = index, slots, rows
         self._free: list[int] = [*range(slots)] if self._fixed else []
-        self._stops, self._placed = [0] * slots, list[int]()
+        self._looked, self._placed = [Looked() for _ in range(slots)], list[int]()
+        self._layers = tuple(sorted(plan.refreshing))
         self._places: Tensor | None = None
 
     def enter(self) -> int:
         """The lowest slot that nobody has; one more if all are taken. What was in it is forgotten."""
         if not self._free:
             assert not self._fixed, "there are as many slots as sequences"
-            self._stops.append(0)
+            self._looked.append(Looked())
             self.count += 1
             return self.count - 1
         slot = heapq.heappop(self._free)
-        self._stops[slot] = 0
+        self._looked[slot] = Looked()
         if self.index is not None:
-            self.index.clear(slot)
+            self.index.forget(slot, 0)
         return slot
 
     def leave(self, slot: int) -> None:
         """Give a slot back; who comes back is indexed anew, which gives the same index."""
         heapq.heappush(self._free, slot)
         if len(self._free) == self.count and not self._fixed:
-            self.index, self.count, self._free, self._stops = None, 0, [], []
+            self.index, self.count, self._free, self._looked = None, 0, [], []
 
-    def follow(self, arrivals: Sequence[Arrival], seen: Seen, room: int = 0, layers: Sequence[int] = ()) -> None:
+    def take_back(self, slot: int, kept: int) -> None:
+        """Only the first `kept` tokens of a slot are what they were when they were looked at."""
+        looked = self._looked[slot]
+        if self.index is not None and kept < looked.most:
+            self.index.forget(slot, kept)
+            looked.last, looked.most = min(looked.last, kept), kept
+            looked.known = {layers: (min(stop, kept), False) for layers, (stop, _) in looked.known.items()}
+
+    def follow(self, arrivals: Sequence[Arrival], views: Views, room: int = 0) -> None:
         """Bring what is in the slots of a step's sequences up to what is clean in the cache before it.
 
-        Args:
-            room: tokens of those that do not decode, the most that are looked at; they are asked again.
-            layers: those that `seen` gives; none: all that refresh.
+        `views` know their lengths on the host; `room`: tokens of those that do not decode, the most that are looked at.
         """
         selector = self._plan.selector
         assert selector is not None, "only selectors have indexes"
-        few, many = list[Intake](), list[Intake]()
+        if self.index is None and arrivals:
+            keys = KeySizes.of(next(iter(views.of([arrivals[0].slot]).values())))
+            self.index = self._plan.new_slots(keys, self.count, text=self._text)
+        if self.index is None:
+            return
+        few, many, layers = list[Intake](), list[Intake](), views.layers
         for one in arrivals:
-            stop, before = selector.stop(one.length, min(one.start, one.clean)), self._stops[one.slot]
-            known = min(before, one.kept, stop)
+            looked, stop = self._looked[one.slot], selector.stop(one.length, min(one.start, one.clean))
+            known, whole = looked.known.get(layers) or looked.known.get(self._layers, (0, True))
+            if stop < known:
+                self.take_back(one.slot, stop)
+                known, whole = stop, False
             if not one.decodes:
                 stop = min(known + room, stop)
                 room -= stop - known
             # In most steps nothing is to be looked at anew.
-            if known < stop or known < before:
+            if not (whole and known == stop == looked.last):
                 if self._text is not None and selector.reads_text:
                     self._text.hold(one.slot, one.source, stop)
-                intake = Intake(one.slot, one.origin, known, stop)
+                intake = Intake(one.slot, one.origin, known if whole else max(known - 1, 0), stop)
                 (few if stop - known <= MAX_FEW_TOKENS else many).append(intake)
-        index = self._index_for(seen) if arrivals else self.index
-        if index is not None and not self._fixed:
+        if not self._fixed:
             # Also for who entered and is not asked yet, whose slot is cleared for the next one.
-            index.grow(self.count, max((intake.stop for intake in (*few, *many)), default=0))
-        if index is None or not arrivals:
-            return
-        numbers = {one.slot: number for number, one in enumerate(arrivals)}
-        views = Views(layers or [*index.layers], lambda slots: seen([numbers[slot] for slot in slots]))
+            self.index.grow(self.count, max((intake.stop for intake in (*few, *many)), default=0))
         # As much is planted of every row as of the one that brings most.
-        for some in (few, many) if many else (few,):
-            index.take_in(some, views)
+        for some in filter(None, (few, many)):
+            for intake in some:
+                looked = self._looked[intake.slot]
+                looked.last, looked.most = intake.stop, max(looked.most, intake.stop)
+            self.index.take_in(some, views)
             # Only now: who was interrupted is brought again.
             for intake in some:
-                self._stops[intake.slot] = intake.stop
+                self._looked[intake.slot].known[layers] = intake.stop, True
 
     def place(self, slots: Sequence[int | None], rows: int, device: torch.device) -> None:
         """Let a step of so many rows search these slots; None, and rows behind them: it searches nobody's.
@@ -156,19 +178,13 @@ class Slots:
         """Let slot `i` be what slot `rows[i]` was; they are no longer where a captured step searches them."""
         self.count = len(rows)
         if self._fixed or self.index is None:
-            self.index, self._fixed, self._stops = None, False, [0] * self.count
+            self.index, self._fixed, self._looked = None, False, [Looked() for _ in range(self.count)]
         else:
-            self._stops = [self._stops[row] for row in rows.tolist()]
+            looked = (self._looked[row] for row in rows.tolist())
+            self._looked = [replace(one, known={**one.known}) for one in looked]
             self.index.permute(rows)
 
     @property
     def nbytes(self) -> int:
         index = self.index  # another thread may be moving it
         return 0 if index is None else index.nbytes
-
-    def _index_for(self, seen: Seen) -> SlotIndex:
-        if self.index is None:
-            keys = KeySizes.of(next(iter(seen([0]).values())))
-            self.index = self._plan.new_slots(keys, self.count, text=self._text)
-            assert self.index is not None, "it has an index of its own"
-        return self.index

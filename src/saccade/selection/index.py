@@ -79,7 +79,7 @@ class LayerIndex(Protocol):
 class Views:
     """The caches of some `layers`; `of` gives them as the sequences in some slots see them, each a row."""
 
-    layers: Sequence[int]
+    layers: tuple[int, ...]
     of: Callable[[Sequence[int]], Mapping[int, KVView]]
 
 
@@ -115,10 +115,9 @@ class SlotIndex(Protocol):
         ...
 
     def take_in(self, new: Sequence[Intake], views: Views) -> None:
-        """Look at what is new, then bring those layers up to all that was ever new to them.
+        """Let those layers hold of each slot what follows from its first `stop` tokens; nothing of others is asked.
 
-        In a call of several tokens a layer goes through all of them before the next one sees the first, so that one and
-        the same slot may be told to look at fewer tokens again.
+        In a call of several tokens a layer goes through all of them before the next one sees the first.
         """
 
     def place(self, slots: Sequence[int], on_device: Tensor) -> None:
@@ -130,8 +129,11 @@ class SlotIndex(Protocol):
     def grow(self, slots: int, longest: int) -> None:
         """Have room for so many slots and tokens; never asked of one that was made `fixed`."""
 
-    def clear(self, slot: int) -> None:
-        """Forget what a slot holds."""
+    def forget(self, slot: int, kept: int) -> None:
+        """Only the first `kept` tokens of a slot are what they were; 0: it is empty.
+
+        Layers that are searched have taken in what is there instead, the last of those tokens with it.
+        """
 
     def permute(self, rows: Tensor) -> None:
         """Let new slot `i` be what slot `rows[i]` was (int64 `[S']`)."""

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -13,9 +12,6 @@ from torch.nn.functional import pad
 from ..types import Intake
 from .feed import TokenFeed
 from .levels import WEAKEST
-
-_REMEMBERED = 64
-"""Changes: a call of several tokens brings one layer through all of them before the next layer sees the first."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,28 +29,9 @@ class Cuts:
         """How many chunks there can be before position `stop`."""
         return max(stop - self.first, 0) // self.shortest
 
-
-@dataclass(frozen=True, slots=True)
-class Change:
-    """What the latest cut has changed.
-
-    Attributes:
-        rows: of the table.
-        first: int64 `[n]`, the first chunk that is new, other or gone.
-        last: int64 `[n]`, chunks that there are now, or were before if these are more.
-        most: host bound on `last - first`.
-    """
-
-    rows: tuple[int, ...]
-    first: Tensor
-    last: Tensor
-    most: int
-
-    def parts(self, rows: int) -> Iterator[Change]:
-        """The same in pieces of at most so many rows."""
-        for start in range(0, len(self.rows), rows):
-            part = slice(start, start + rows)
-            yield Change(self.rows[part], self.first[part], self.last[part], self.most)
+    def decided(self, kept: int, stop: int) -> int:
+        """How many chunks there can be on which the first `stop` tokens have decided and the first `kept` had not."""
+        return self.most(stop - max(kept - self.longest - self.first, 0)) + 1
 
 
 class ChunkTable:
@@ -65,11 +42,11 @@ class ChunkTable:
 
     Attributes:
         cuts, text: sizes, and who knows levels; without text all of it is unknown.
-        edges: int32 `[R, C + 1]`, chunk i of a row has logical positions `edges[i]..edges[i + 1]`.
+        edges: int32 `[R, C + 1]`, chunk i of a row has logical positions `edges[i]..edges[i + 1]`; there may be more
+            chunks than are looked at.
         counts: int32 `[R]`, chunks of each row.
         ends: int32 `[R]`, where each row's last chunk ends; 0 without any.
-        stops: on the host, the tokens of each row that were looked at.
-        version: how many changes there were.
+        stops: on the host, the tokens of each row that are looked at.
     """
 
     def __init__(
@@ -80,64 +57,39 @@ class ChunkTable:
         self.edges = torch.full((rows, room + 1), cuts.first, dtype=torch.int32, device=device)
         self.counts = torch.zeros(rows, dtype=torch.int32, device=device)
         self.ends = torch.zeros_like(self.counts)
-        self.stops = [0] * rows
-        self.version = 0
-        self._changes: deque[Change] = deque(maxlen=_REMEMBERED)
+        self.stops, self._cut_to = [0] * rows, [0] * rows
 
-    def take_in(self, new: Iterable[Intake]) -> None:
-        """Bring rows up to date with what they were fed."""
-        changed = [
-            (one.slot, one.origin, min(held, one.kept, one.stop), one.stop, max(held, one.stop))
-            for one, held in ((one, self.stops[one.slot]) for one in new)
-            if one.stop != held or one.kept < held
-        ]
-        if not changed:
-            return
-        numbers, starts, known, ends, furthest = (tuple(column) for column in zip(*changed, strict=True))
-        first, last = self._cut(numbers, starts, known, ends)
+    def take_in(self, new: Sequence[Intake]) -> bool:
+        """Look at the first `stop` tokens of each row, and cut what is not cut yet; whether that was not so already."""
+        if all(self.stops[one.slot] == one.stop for one in new):
+            return False
+        further = [one for one in new if one.stop > self._cut_to[one.slot]]
+        if further:
+            self._cut(further)
         # Only now: who was interrupted cuts again.
-        for row, stop in zip(numbers, ends, strict=True):
-            self.stops[row] = stop
-        # A chunk that starts `longest` tokens before what is known stands.
-        behind = max(
-            end - max(old - self.cuts.longest, self.cuts.first) for old, end in zip(known, furthest, strict=True)
-        )
-        self._changes.append(Change(numbers, first, last, max(behind, 0) // self.cuts.shortest + 1))
-        self.version += 1
+        for one in further:
+            self._cut_to[one.slot] = one.stop
+        self._look([one.slot for one in new], [one.stop for one in new])
+        return True
 
-    def since(self, version: int) -> Change | None:
-        """What has changed since an earlier version; None: nothing."""
-        missed = self.version - version
-        if missed == 0:
-            return None
-        if missed == 1 and self._changes:
-            return self._changes[-1]
-        changes = [self._of_all()] if missed > len(self._changes) else list(self._changes)[-missed:]
-        rows = tuple(sorted({row for change in changes for row in change.rows}))
-        first = self.counts.new_full((len(self.stops),), torch.iinfo(torch.int32).max).long()
-        last = torch.zeros_like(first)
-        for change in changes:
-            chosen = torch.tensor(change.rows, device="cpu").to(first.device, non_blocking=True)
-            first.scatter_reduce_(0, chosen, change.first, "amin")
-            last.scatter_reduce_(0, chosen, change.last, "amax")
-        picked = torch.tensor(rows, device="cpu").to(first.device, non_blocking=True)
-        first, last = first.index_select(0, picked), last.index_select(0, picked)
-        return Change(rows, first, last, sum(change.most for change in changes))
+    def forget(self, row: int, kept: int) -> Tensor:
+        """Only the first `kept` tokens of a row stand, and no more are looked at; how many chunks, int64 `[1]`."""
+        self._cut_to[row] = min(self._cut_to[row], kept)
+        return self._look([row], [min(self.stops[row], kept)])
 
-    def clear(self, row: int) -> None:
-        """Forget a row, whose index forgets it too; memory stays where it is."""
-        self.counts[row].zero_()
-        self.ends[row].zero_()
-        self.stops[row] = 0
+    def counted(self, rows: Tensor, stops: Tensor) -> Tensor:
+        """How many chunks int64 `[n]` the first `stops` tokens of some rows have decided on; both are int64 `[n]`."""
+        edges = self.edges.index_select(0, rows)
+        decided = edges[:, :-1] + self.cuts.longest <= stops[:, None]
+        # Behind the last one edges repeat.
+        return (decided & (edges[:, 1:] > edges[:, :-1])).sum(1)
 
     def permute(self, rows: Tensor) -> None:
         """Let row `i` be what row `rows[i]` was (int64 `[R']`)."""
         self.edges, self.counts, self.ends = (
             held.index_select(0, rows) for held in (self.edges, self.counts, self.ends)
         )
-        self.stops = [self.stops[row] for row in rows.tolist()]
-        # Of changes before nobody can tell any more which rows they were in.
-        self._changes.clear()
+        self.stops, self._cut_to = ([held[row] for row in rows.tolist()] for held in (self.stops, self._cut_to))
 
     def grow(self, rows: int) -> None:
         """Make room for so many rows."""
@@ -145,42 +97,44 @@ class ChunkTable:
         self.edges = pad(self.edges, (0, 0, 0, more), value=self.cuts.first)
         self.counts, self.ends = pad(self.counts, (0, more)), pad(self.ends, (0, more))
         self.stops += [0] * more
+        self._cut_to += [0] * more
 
     @property
     def nbytes(self) -> int:
         return self.edges.nbytes + self.counts.nbytes + self.ends.nbytes
 
-    def _cut(
-        self, rows: Sequence[int], starts: Sequence[int], known: Sequence[int], stops: Sequence[int]
-    ) -> tuple[Tensor, Tensor]:
-        """Cut `rows` from the last chunk that `known` tokens have decided on; `first` and `last` of the change."""
+    def _look(self, rows: list[int], stops: list[int]) -> Tensor:
+        """Look at so many tokens of some rows; how many chunks these are, int64 `[n]`."""
+        chosen, told = torch.tensor((rows, stops), device="cpu").to(self.edges.device, non_blocking=True).unbind()
+        counts = self.counted(chosen, told)
+        end = self.edges.index_select(0, chosen).gather(1, counts[:, None])[:, 0]
+        self.counts.index_copy_(0, chosen, counts.int())
+        self.ends.index_copy_(0, chosen, torch.where(counts > 0, end, 0))
+        for row, stop in zip(rows, stops, strict=True):
+            self.stops[row] = stop
+        return counts
+
+    def _cut(self, new: Sequence[Intake]) -> None:
+        """Cut rows to their `stop`, from the last chunk that is decided on."""
         cuts, device = self.cuts, self.edges.device
-        self._reserve(cuts.most(max(stops)))
-        told = torch.tensor((rows, starts, known, stops), device="cpu").to(device, non_blocking=True)
-        chosen, origins, decided, ends = told.unbind()
-        edges = self.edges.index_select(0, chosen)
-        number = torch.arange(edges.shape[1] - 1, device=device)
-        counts = self.counts.index_select(0, chosen)
-        settled = ((edges[:, :-1] + cuts.longest <= decided[:, None]) & (number < counts[:, None])).sum(1)
-        base = (decided - cuts.longest + 1).clamp(min=cuts.first)
-        width = max(end - max(old - cuts.longest + 1, cuts.first) for old, end in zip(known, stops, strict=True))
-        if width >= cuts.longest:
-            follows = self._following(chosen, origins + base, width, ends - base)
-            start = edges.gather(1, settled[:, None]).long() - base[:, None]
-            reached = _reached(follows, start, width // cuts.shortest)
-            places = settled[:, None] + reached.cumsum(1) - 1
-            # What is no edge goes into a column that is cut off.
-            wide = pad(edges, (0, 1))
-            target = torch.where(reached, places, edges.shape[1])
-            position = (base[:, None] + torch.arange(width + 1, device=device)).int()
-            self.edges.index_copy_(0, chosen, wide.scatter_(1, target, position)[:, :-1])
-            now = settled + reached.sum(1) - 1
-        else:
-            now = settled
-        self.counts.index_copy_(0, chosen, now.int())
-        end = self.edges.index_select(0, chosen).gather(1, now[:, None])[:, 0]
-        self.ends.index_copy_(0, chosen, torch.where(now > 0, end, 0))
-        return settled, torch.maximum(counts, now)
+        self._reserve(cuts.most(max(one.stop for one in new)))
+        told = [(one.slot, one.origin, self._cut_to[one.slot], one.stop) for one in new]
+        width = max(stop - max(known - cuts.longest + 1, cuts.first) for _, _, known, stop in told)
+        if width < cuts.longest:
+            return
+        chosen, origins, known, stops = torch.tensor(told, device="cpu").to(device, non_blocking=True).unbind(1)
+        settled, edges = self.counted(chosen, known), self.edges.index_select(0, chosen)
+        base = (known - cuts.longest + 1).clamp(min=cuts.first)
+        follows = self._following(chosen, origins + base, width, stops - base)
+        start = edges.gather(1, settled[:, None]).long() - base[:, None]
+        reached = _reached(follows, start, width // cuts.shortest)
+        places = settled[:, None] + reached.cumsum(1) - 1
+        # What is no edge goes into a column that is cut off.
+        target = torch.where(reached, places, edges.shape[1])
+        position = (base[:, None] + torch.arange(width + 1, device=device)).int()
+        standing = torch.arange(edges.shape[1], device=device) <= settled[:, None]
+        wide = pad(torch.where(standing, edges, cuts.first), (0, 1))
+        self.edges.index_copy_(0, chosen, wide.scatter_(1, target, position)[:, :-1])
 
     def _following(self, rows: Tensor, first: Tensor, width: int, limits: Tensor) -> Tensor:
         """Where a chunk ends that starts i slots behind `first`, int64 `[n, width + 1]`; i: it cannot be cut yet.
@@ -208,12 +162,7 @@ class ChunkTable:
         """Make room for so many chunks, and for an eighth more."""
         held = self.edges.shape[1] - 1
         if chunks > held:
-            self.edges = pad(self.edges, (0, chunks + max(chunks // 8, 16) - held))
-
-    def _of_all(self) -> Change:
-        # Nobody knows how many there were: as many as there is room for.
-        rows, first, room = tuple(range(len(self.stops))), torch.zeros_like(self.counts), self.edges.shape[1] - 1
-        return Change(rows, first.long(), first.long() + room, room)
+            self.edges = pad(self.edges, (0, chunks + max(chunks // 8, 16) - held), value=self.cuts.first)
 
 
 def _reached(follows: Tensor, start: Tensor, steps: int) -> Tensor:

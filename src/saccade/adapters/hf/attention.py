@@ -114,7 +114,7 @@ def attention_forward(
     if session is not None and call.again:
         with _answering(module.layer_idx):
             (view,) = session.views(key, value, attention_mask)
-            if session.slots is not None:
+            if call.slots is not None:
                 # A step that a graph holds takes in its own token and no others.
                 session.state.indexes.of(module.layer_idx, view)
             return dense_pass(query, view, softmax), None

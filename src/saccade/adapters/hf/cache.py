@@ -159,7 +159,7 @@ class IndexedStaticLayer(StaticLayer):
         self.shown = self.keys, self.values
 
     def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
-        slots = self.session.slots
+        slots = self.session.call.slots
         self.session.stored.add(self.layer)
         if slots is None:
             held: tuple[Tensor, Tensor] = super().update(key_states, value_states, *args, **kwargs)

@@ -41,13 +41,17 @@ the dense pass over drafts."""
 class Call:
     """One forward call: `prompt` of its `queries` positions are dense, the others decode; `past` slots are filled.
 
-    `again`: it is a dense pass over decoded tokens, few queries on a long cache.
+    `again`: it is a dense pass over decoded tokens, few queries on a long cache. `hidden`: so many of its first tokens
+    were fed before, and their slots are hidden from it. `slots`, int64 `[n]`: where its tokens go whose lengths only
+    the device knows; None in every other call.
     """
 
     past: int
     queries: int
     prompt: int
     again: bool = False
+    hidden: int = 0
+    slots: Tensor | None = None
 
 
 @dataclass(slots=True, eq=False)

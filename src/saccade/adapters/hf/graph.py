@@ -150,13 +150,13 @@ class GraphedStep:
             if again:
                 # No pass ends behind the cache, nor begins before a row does.
                 first = min(past, past + self._left - again)
-                self._recorded[again] = self._record(again, first, lambda: self._upkeep.promise(again))
+                self._recorded[again] = self._record(again, first)
                 # The warm-ups' keys are gone, and bounds of them must go too.
                 session.state.indexes.begin(first, session.final.boundary)
-            self._recorded[1] = self._record(1, past, lambda: self._upkeep.take_in(past))
+            self._recorded[1] = self._record(1, past)
         self._calls = session.calls
 
-    def _record(self, count: int, first: int, prepare: Callable[[], None]) -> Recorded:
+    def _record(self, count: int, first: int) -> Recorded:
         """Capture a call of `count` tokens a row at slots from `first` on; the cache stays as it is."""
         tokens = torch.zeros((self._starts.shape[0], count), dtype=torch.int64, device=self._starts.device)
         lengths = [layer.cumulative_length for layer in caches.keeping_of(self._cache)]
@@ -169,7 +169,7 @@ class GraphedStep:
                 return forward(self._run.model, self._cache, tokens, self._starts)
 
         for _ in range(WARM_UPS):
-            prepare()
+            self._upkeep.prepare(first, count)
             for length in lengths:
                 length.fill_(first + count - 1)
             try:
@@ -177,7 +177,7 @@ class GraphedStep:
             finally:
                 for held, old in zip(kept, before, strict=True):
                     held.copy_(old)
-        prepare()
+        self._upkeep.prepare(first, count)
         replay, logits = self._recorder.record(call)
         return Recorded(tokens, logits, replay)
 

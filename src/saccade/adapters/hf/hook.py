@@ -122,8 +122,8 @@ class ForwardHook:
             session.begin(call)
             return args, kwargs
         kwargs = self.rectifier.begin(session, held, call, tokens, kwargs)
-        if session.pending is not None:
-            found.keep(session.pending[1])
+        if session.call.hidden:
+            found.keep(session.call.past)
         return (), kwargs
 
     def after(self, module: Any, args: tuple[Any, ...], output: Any) -> Any:
@@ -146,8 +146,7 @@ class ForwardHook:
         """End the call at hand; its cache is put back if the call has not come to its end."""
         session, self.at_hand.session = self.at_hand.session, None
         if session is not None:
-            session.slots = None
-            session.make_up()
+            session.end()
 
     def decoding_from(self, held: Any) -> Session | None:
         """The session of a cache that a one-token call would decode from; None if it is prompt, or another run's."""

@@ -51,17 +51,14 @@ class Rectifier:
         again, positions = history.ids(start, stop), history.positions(start, stop)
         assert again is not None, "every decoded token's id was recorded"
         kwargs = placed(kwargs, past, start, again, positions)
-        session.pending = past, start
+        session.begin(Call(start, stop - start, stop - start, again=call.prompt == 0, hidden=unclean))
         cache.end_at(held, start)
-        session.begin(Call(start, stop - start, stop - start, again=call.prompt == 0))
         return kwargs
 
     def end(self, session: Session, output: Any) -> Any:
         """Take off what was run again: the caller gets hidden states for its own tokens only."""
-        if session.slots is None and session.pending is None:
-            return output
-        # `Upkeep` has counted a step that a graph may hold, whose replay does not come back here.
-        surplus = session.call.queries - 1 if session.pending is None else session.pending[0] - session.pending[1]
+        call = session.call
+        surplus = call.hidden if call.slots is None else call.queries - 1
         if surplus:
             rows, kept = output[0].shape[0], output[0].shape[1] - surplus
             if isinstance(output, tuple):
@@ -69,8 +66,8 @@ class Rectifier:
             else:
                 for name, part in output.items():
                     output[name] = _trimmed(part, rows, surplus, kept)
-        if session.pending is not None:
-            session.pending = None
+        # `Upkeep` has counted a step that a graph may hold, whose replay does not come back here.
+        if call.hidden:
             self.done.add(passes=1, rewritten=surplus)
         return output
 

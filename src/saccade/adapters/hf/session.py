@@ -6,7 +6,7 @@ import threading
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -66,10 +66,8 @@ class Session:
         fixed: that cache is static, and shows more slots than are filled.
         paged: its rows share the pages of a text.
         put_back: undoes what the call at hand has changed in its cache; gives the types of layers of which it cannot.
-        pending: slots that a dense pass under way has hidden behind its start, None when none is.
         drafts: what verification has found and nobody has asked for yet.
         calls: how many forward calls there were, replays of a graph not among them.
-        slots: where the tokens of a call go whose lengths only the device knows; None in every other call.
         answered, stored: layers that saccade's attention has answered in the call at hand, and that the cache has.
         spoilt: why its cache is no longer what a text has left in it; None as it should be.
         latest: of its run, which keeps what is to be known of this session for longer than this session.
@@ -81,9 +79,7 @@ class Session:
         self.answered, self.stored = set[int](), set[int]()
         self.keeping, self.fixed, self.paged = tuple[int, ...](), False, False
         self.put_back: Callable[[Callable[[int], None]], Sequence[str]] | None = None
-        self.pending: tuple[int, int] | None = None
         self.drafts: Drafts | None = None
-        self.slots: Tensor | None = None
         self.promised = 0
         self.spoilt: str | None = None
         self.latest: Latest | None = None
@@ -115,23 +111,24 @@ class Session:
         self.state.history.settle(slots)
         self.final = self.final.at(slots)
 
-    def make_up(self) -> None:
-        """Put the cache back where a call has found it that did not come to its end; what was unclean is so again."""
-        if self.pending is not None:
-            (_, start), self.pending = self.pending, None
-            self.final = self.final.at(start)
+    def end(self) -> None:
+        """End the call at hand; if it was interrupted, its cache is put back, and what was unclean is so again."""
+        call, self.call = self.call, replace(self.call, hidden=0, slots=None)
         if self.put_back is not None:
+            if call.hidden:
+                self.final = self.final.at(call.past)
             put_back, self.put_back, self.spoilt = self.put_back, None, "its layers"
             self.spoilt = ", ".join(put_back(self.state.history.forget)) or None
 
     def begin(self, call: Call, *, covered: bool = False) -> None:
         """Start a forward call; rows are prepared when its first layer asks. `covered` as in `Clean.after`."""
-        self.final = self.final.taken_back(call.past)
+        # First: if it is interrupted from here on, what is clean is told by it.
+        self.call, self.final = call, self.final.taken_back(call.past)
         if call.prompt:
             self.final = self.final.after(call.past, call.prompt, dense=True, covered=covered)
         if call.prompt and not call.again:
             self.state.history.prompt = call.past + call.prompt
-        self._start(call, None, [])
+        self._start(call, [])
 
     def begin_fixed(self, slots: Tensor, rows: Rows) -> None:
         """Start a call whose lengths only the device knows: one decoded token per row, or a pass over the last ones.
@@ -141,11 +138,11 @@ class Session:
         How far the cache is clean, `Upkeep` has noted.
         """
         count, again = slots.shape[0], slots.shape[0] > 1
-        self._start(Call(rows.max_len - count, count, count if again else 0, again), slots, [rows])
+        self._start(Call(rows.max_len - count, count, count if again else 0, again, slots=slots), [rows])
 
     def begin_shared(self, rows: Rows) -> None:
         """Start a step of rows that share a text's pages; each decodes one token."""
-        self._start(Call(rows.max_len - 1, 1, 0), None, [rows])
+        self._start(Call(rows.max_len - 1, 1, 0), [rows])
 
     def permute(self, layer: int, rows: Tensor) -> None:
         """Let batch row `i` of a layer continue what row `rows[i]` was (beam search, batch selection)."""
@@ -157,7 +154,7 @@ class Session:
     def reset(self) -> None:
         """Forget everything about the sequences; the cache was emptied."""
         self.state = self.state.fresh()
-        self.put_back = self.pending = self.drafts = self.spoilt = None
+        self.put_back = self.drafts = self.spoilt = None
 
     def views(self, keys: Tensor, values: Tensor, mask: Tensor | None) -> list[KVView]:
         """The cache, keys and values `[B, Hkv, T, d]` by strides, as each decoding position of this call sees it.
@@ -170,8 +167,8 @@ class Session:
         k, v = keys.transpose(1, 2), values.transpose(1, 2)
         return [KVView(k, v, rows) for rows in self._steps]
 
-    def _start(self, call: Call, slots: Tensor | None, steps: list[Rows]) -> None:
-        self.call, self.slots, self._steps = call, slots, steps
+    def _start(self, call: Call, steps: list[Rows]) -> None:
+        self.call, self._steps = call, steps
         self.answered, self.stored = set(), set()
         self.promised = 0
         self.calls += 1

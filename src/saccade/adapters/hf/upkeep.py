@@ -36,7 +36,7 @@ class Upkeep:
             self._starts = starts.to(device)
             self._table = torch.arange(len(self._first), dtype=torch.int32, device=device)[:, None]
             self._everyone, longest = [*range(len(self._first))], cache.layers[0].max_cache_len
-            self._layers = sorted(session.state.plan.refreshing)
+            self._layers = tuple(sorted(session.state.plan.refreshing))
             indexes.fix(lambda: self._seen(self._everyone, longest)[self._layers[0]], longest)
         self._slots, self._before = indexes.slots, (session.final, 0)
 
@@ -67,7 +67,7 @@ class Upkeep:
                 # Nothing to run again: their sets held all tokens, as this one's will.
                 due, session.final = False, session.final.after(past, 1, dense=False)
             if passed is None or not due:
-                self.take_in(past)
+                self.prepare(past, 1)
                 return tokens
             if unclean != passed.phase.every:
                 raise UnsupportedModelError(
@@ -77,22 +77,18 @@ class Upkeep:
             # An index of text has seen none of what is rewritten: it takes in clean text alone.
             self._before = session.final, unclean
             session.final = session.final.after(past - unclean, unclean + 1, dense=True)
-            self.promise(unclean + 1)
+            self.prepare(past, unclean + 1)
             passed.done.add(passes=1, rewritten=unclean)
             return history.fed(past - unclean, past + 1)
 
-    def take_in(self, past: int) -> None:
-        """Prepare a sparse step behind `past` slots, of which an index takes in what is clean."""
-        self.promise(1)
-        if self._indexes.fixed:
+    def prepare(self, past: int, count: int) -> None:
+        """Let the next step bring `count` tokens of each row; ahead of a single one indexes take in what is clean."""
+        self._session.promised = count
+        if count == 1 and self._indexes.fixed:
             with lasting():
                 self._indexes.begin(past, self._session.final.boundary)
                 bounds = [(start, past + 1 - start) for start in self._first]
-                self._indexes.follow(bounds, lambda rows: self._seen(rows, past + 1))
-
-    def promise(self, count: int) -> None:
-        """Let the next step bring `count` tokens of each row."""
-        self._session.promised = count
+                self._indexes.follow(bounds, self._layers, lambda rows: self._seen(rows, past + 1))
 
     def done(self) -> None:
         """Note that the step was a replay, which nobody else hears of."""

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from ...text.table import Change, ChunkTable
+from ...text.table import ChunkTable
+from ...types import Intake
 from .settings import ClusterSettings
 
 
@@ -73,22 +75,22 @@ class Groups:
 
     @classmethod
     def touched(
-        cls, settings: ClusterSettings, table: ChunkTable, change: Change, held: int, heads: int, layers: int = 1
+        cls, settings: ClusterSettings, table: ChunkTable, new: Sequence[Intake], held: int, heads: int, layers: int
     ) -> Groups:
-        """Those whose chunks a change has touched, in a tree with room for `held` groups of a row.
+        """Those with chunks that are new, in a tree with room for `held` groups of a row; the table has taken them in.
 
-        `layers`: the tree has the table's rows so many times, one layer after the other, and all are touched alike.
+        `layers`: the tree has the table's rows so many times, one layer after the other, and to all the same is new.
         """
-        size = settings.replant
-        slots = torch.tensor(change.rows, device="cpu").to(table.edges.device, non_blocking=True)
-        first, number = change.first // size, (change.most + size - 1) // size + 1
+        size, told = settings.replant, [(one.slot, one.kept) for one in new]
+        slots, kept = torch.tensor(told, device="cpu").to(table.edges.device, non_blocking=True).unbind(1)
+        first, counts = table.counted(slots, kept) // size, table.counts.index_select(0, slots).long()
+        number = settings.touched(new)
         if slots.is_cpu:
             # Reading them costs nothing here, and groups of nothing would be planted else.
-            number = max(int(((change.last - 1).clamp(min=0) // size - first).max()) + 1, 1)
+            number = max(int(((counts - 1).clamp(min=0) // size - first).max()) + 1, 1)
         number = min(number, held)
         # Beginning earlier plants the same once more.
         first = first.clamp(max=held - number)
-        counts = table.counts.index_select(0, slots).long()
         chunk = first[:, None] * size + torch.arange(number * size + 1, device=slots.device)
         edges = table.edges.index_select(0, slots).gather(1, torch.minimum(chunk, counts[:, None]))
         if layers > 1:

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+import torch
 from torch import Tensor
 
 from ...kernels._cluster_tree import ClusterTree, SearchWidths
 from ...kernels._flat import host_bounds
 from ...kernels.chunk_keys.api import chunk_keys_of_layers
 from ...kernels.cluster_search.api import cluster_search
-from ...text.table import Change, ChunkTable
+from ...text.table import ChunkTable
 from ...types import Intake, KVView, Rows, Selection
 from ..index import SlotSizes, Views
 from .groups import Groups
@@ -44,27 +45,24 @@ class ClusterIndex:
         self.settings, self.fixed = settings, sizes.fixed
         self.table = ChunkTable(settings.cuts, sizes.text, sizes.slots, sizes.keys.device, longest=sizes.longest)
         self.placed: tuple[Sequence[int], Tensor] | None = None
-        self._versions = dict.fromkeys(sizes.layers, 0)
+        self._numbers = {layer: number for number, layer in enumerate(sizes.layers)}
         self._groups: dict[tuple[object, ...], Groups] = {}
         slots, edges, ends = len(sizes.layers) * sizes.slots, self.table.edges, self.table.ends
         self._lay_out(empty_tree(settings, sizes.keys, slots, edges, ends, settings.groups(sizes.longest)))
 
     def take_in(self, new: Sequence[Intake], views: Views) -> None:
-        if new:
-            self.table.take_in(new)
-            if self.tree.edges is not self.table.edges:
-                self._lay_out(replace(self.tree, edges=self.table.edges, ends=self.table.ends))
-        known = min(map(self._versions.__getitem__, views.layers))
-        change = self.table.since(known)
-        if change is None:
-            return
-        for part in self._parts(change):
-            kvs = views.of(part.rows)
-            self._plant(part, views.layers, [kvs[layer] for layer in views.layers], known)
-        # Only now: who was interrupted plants again.
-        self._versions.update(dict.fromkeys(views.layers, self.table.version))
-        if len(views.layers) == len(self._versions):
+        if self.table.take_in(new):
             self._groups.clear()
+        if self.tree.edges is not self.table.edges:
+            self._lay_out(replace(self.tree, edges=self.table.edges, ends=self.table.ends))
+        new = [one for one in new if one.kept < one.stop]
+        if not new:
+            return
+        # Of so many rows together, so that the groups of a layer are not too many at once.
+        groups = min(self.settings.touched(new), groups_of(self.tree, self.settings))
+        together = max(TOGETHER // (groups * self.tree.radii.shape[1]), 1)
+        for start in range(0, len(new), together):
+            self._plant(new[start : start + together], views)
 
     def place(self, slots: Sequence[int], on_device: Tensor) -> None:
         self.placed = slots, on_device
@@ -72,70 +70,63 @@ class ClusterIndex:
     def grow(self, slots: int, longest: int) -> None:
         if slots > len(self.table.stops):
             self.table.grow(slots)
-        grown = with_room(self.tree, self.settings, len(self._versions), slots, self.settings.groups(longest))
+        grown = with_room(self.tree, self.settings, len(self._numbers), slots, self.settings.groups(longest))
         if grown is not self.tree:
             self._lay_out(replace(grown, edges=self.table.edges, ends=self.table.ends))
 
-    def clear(self, slot: int) -> None:
-        self.table.clear(slot)
+    def forget(self, slot: int, kept: int) -> None:
+        self._groups.clear()
+        whole = self.table.forget(slot, kept) // self.settings.replant
         # A unit without tokens is none, whatever else is left of it.
-        self.tree.unit_tokens.unflatten(0, (len(self._versions), -1))[:, slot].zero_()
+        tokens = self.tree.unit_tokens.unflatten(0, (len(self._numbers), -1))[:, slot]
+        group = torch.arange(tokens.shape[2], device=whole.device) // self.settings.units(self.settings.clusters)
+        tokens *= group < whole
 
     def permute(self, rows: Tensor) -> None:
         self.table.permute(rows)
         moved = {
-            name: held.unflatten(0, (len(self._versions), -1)).index_select(1, rows).flatten(0, 1)
+            name: held.unflatten(0, (len(self._numbers), -1)).index_select(1, rows).flatten(0, 1)
             for name, held in self.tree.tensors().items()
             if held.dim() > 2
         }
         self._lay_out(replace(self.tree, **moved, edges=self.table.edges, ends=self.table.ends))
 
     def warm_up(self, views: Views) -> None:
-        nothing, last = self.table.counts[-1:].long(), len(self.table.stops) - 1
-        kvs = views.of((last,))
-        self._plant(Change((last,), nothing, nothing, 1), views.layers, [kvs[layer] for layer in views.layers], -1)
-        self._groups.clear()
+        self._plant([Intake(len(self.table.stops) - 1, 0, 0, 0)], views)
 
     @property
     def nbytes(self) -> int:
         return self.tree.nbytes + self.table.counts.nbytes
 
     def _lay_out(self, tree: ClusterTree) -> None:
-        slots, numbered = len(self.table.stops), enumerate(self._versions)
+        slots = len(self.table.stops)
         # What was found by rows and slots that were others since is found again.
         self._groups.clear()
-        layers = {layer: ClusterLayer(self, part_of(tree, number * slots, slots)) for number, layer in numbered}
+        parts = {layer: part_of(tree, number * slots, slots) for layer, number in self._numbers.items()}
+        layers = {layer: ClusterLayer(self, part) for layer, part in parts.items()}
         # Both at once: who was interrupted lays out again.
         self.tree, self.layers = tree, layers
 
-    def _parts(self, change: Change) -> Iterator[Change]:
-        """A change in pieces whose groups in one layer are not too many at once."""
-        size, heads = self.settings.replant, self.tree.radii.shape[1]
-        groups = min(-(-change.most // size) + 1, groups_of(self.tree, self.settings))
-        return change.parts(max(TOGETHER // (groups * heads), 1))
-
-    def _plant(self, change: Change, layers: Sequence[int], kvs: Sequence[KVView], known: int) -> None:
-        """Plant the groups of a change since version `known`, whose rows are those of each of `kvs`, some layers at a
-        time."""
-        settings, slots, numbers = self.settings, len(self.table.stops), [*self._versions]
-        first, one = numbers.index(layers[0]), self._touched(change, 1, known)
-        assert [*layers] == numbers[first : first + len(layers)], "layers are neighbours in the tree"
-        step = max(TOGETHER // one.chunks.numel(), 1)
+    def _plant(self, new: Sequence[Intake], views: Views) -> None:
+        """Plant the groups in which some chunks are new, some layers at a time."""
+        settings, slots, seen = self.settings, len(self.table.stops), views.of([one.slot for one in new])
+        numbers, one = [self._numbers[layer] for layer in views.layers], self._touched(new, 1)
+        first, step = numbers[0], max(TOGETHER // one.chunks.numel(), 1)
+        assert numbers == [*range(first, first + len(numbers))], "layers are neighbours in the tree"
+        kvs = [seen[layer] for layer in views.layers]
         for start in range(0, len(kvs), step):
             some = kvs[start : start + step]
-            groups = self._touched(change, len(some), known)
+            groups = self._touched(new, len(some))
             keys = chunk_keys_of_layers(some, one.edges, longest=settings.chunk_max, pooling=settings.pooling)
             dtype = self.tree.centroids.dtype
             planted = plant(keys.view(-1, settings.replant, keys.shape[-1]), groups, settings, dtype)
             write(part_of(self.tree, (first + start) * slots, len(some) * slots), settings, planted, groups)
 
-    def _touched(self, change: Change, layers: int, known: int) -> Groups:
-        """The groups of a change, found once for all layers that ask one after the other."""
-        held, heads = groups_of(self.tree, self.settings), self.tree.radii.shape[1]
-        key = self.table.version, known, change.rows, layers, held
+    def _touched(self, new: Sequence[Intake], layers: int) -> Groups:
+        """Those groups, found once for all layers that ask one after the other."""
+        held, heads, key = groups_of(self.tree, self.settings), self.tree.radii.shape[1], (*new, layers)
         if key not in self._groups:
-            self._groups = {other: found for other, found in self._groups.items() if other[0] == key[0]}
-            self._groups[key] = Groups.touched(self.settings, self.table, change, held, heads, layers)
+            self._groups[key] = Groups.touched(self.settings, self.table, new, held, heads, layers)
         return self._groups[key]
 
 

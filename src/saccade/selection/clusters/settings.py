@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Literal, get_args
 
 from ...errors import PolicyError
 from ...kernels.chunk_keys.api import ChunkPooling
 from ...text.table import Cuts
+from ...types import Intake
 
 Chunking = Literal["text", "fixed"]
 
@@ -72,6 +74,10 @@ class ClusterSettings:
     def groups(self, length: int) -> int:
         """Room for the groups of a row of `length` tokens."""
         return self.cuts.most(length) // self.replant + 1
+
+    def touched(self, new: Iterable[Intake]) -> int:
+        """The most groups of a row in which some of its chunks are new."""
+        return -(-max(self.cuts.decided(one.kept, one.stop) for one in new) // self.replant) + 1
 
     @property
     def clusters(self) -> int:

@@ -27,25 +27,24 @@ class SlotMemory:
     Attributes:
         slots: which it enters and leaves.
         final: how far its cache is clean.
-        rewritten: first position written since the index was last brought up to date.
         slot: where its index is; None before it is indexed, and while it is not in the batch.
     """
 
     slots: Slots
     final: Clean
-    rewritten: int = 0
     slot: int | None = None
 
     def wrote(self, start: int, count: int, *, dense: bool) -> None:
         """Note a step that writes `count` positions from `start` on; a dense one never begins behind inexact ones."""
-        self.rewritten = min(self.rewritten, start)
+        if self.slot is not None:
+            self.slots.take_back(self.slot, start)
         self.final = self.final.after(start, count, dense=dense, covered=dense)
 
     def leave(self) -> None:
         """Give the slot back."""
         if self.slot is not None:
             self.slots.leave(self.slot)
-        self.slot, self.rewritten = None, 0
+        self.slot = None
 
 
 class RequestSlots:
@@ -71,12 +70,12 @@ class RequestSlots:
         rows: int = 0,
     ) -> None:
         self._plan, self._phase, self._view, self._warm = plan, phase, view, index is None
-        self._layers = sorted(plan.refreshing)
+        self._layers = tuple(sorted(plan.refreshing))
         self.slots = Slots(plan, text, index, requests, rows)
 
     def follow(self, batch: Batch, table: Tensor, lengths: Tensor) -> None:
         """Bring the index up to what is in the cache before a step; blocks int32 `[B, n]`, lengths int32 `[B]`."""
-        arrivals, rows, computed = list[Arrival](), list[int](), 0
+        arrivals, rows, computed = list[Arrival](), dict[int, int](), 0
         for row, (request, decodes) in enumerate(zip(batch.requests, batch.decoding, strict=True)):
             length, count = batch.lengths[row], batch.queries[row]
             start = length - count
@@ -95,15 +94,15 @@ class RequestSlots:
                 if not decodes:
                     # It may have found blocks that another request computes in this very step.
                     continue
-            kept, source = min(memory.rewritten, start), (request, batch.places[row])
-            arrivals.append(Arrival(memory.slot, start, length, kept, memory.final.boundary, decodes, source=source))
-            memory.rewritten = length
-            rows.append(row)
+            source = request, batch.places[row]
+            arrivals.append(Arrival(memory.slot, start, length, memory.final.boundary, decodes, source=source))
+            rows[memory.slot] = row
         # What a prompt's chunk computes may be taken in beside the next one, which takes far longer.
         room = max(MAX_PROMPT_TOKENS, computed)
-        self.slots.follow(
-            arrivals, lambda some: self._seen(batch.picked([rows[one] for one in some], table, lengths)), room
+        views = Views(
+            self._layers, lambda some: self._seen(batch.picked([rows[slot] for slot in some], table, lengths))
         )
+        self.slots.follow(arrivals, views, room)
 
     def warm_up(self, batch: Batch, table: Tensor, lengths: Tensor) -> None:
         """Compile what taking text in needs, before a request does."""
