@@ -23,14 +23,14 @@ class Ordering:
     """Questions under every candidate, as `Questions` asks them, and `saccade calibrate layers` without a question.
 
     Arms are `dense`, every candidate's spec, `METHOD, chosen`, the one that the probe takes, and `METHOD, order`, whose
-    measure `order` is what a text adds to Spearman's correlation of candidates, less divergence with more right answers
-    of all texts: the mean is that correlation, the spread the jackknife's. What the probe has read stays as it is:
-    intervals are over texts that are asked.
+    measure `order` is what a text adds to Spearman's correlation of candidates, less divergence of one step with more
+    right answers of all texts: the mean is that correlation, the spread the jackknife's. What the probe has read stays
+    as it is: intervals are over texts that are asked.
 
     Attributes:
         methods: whose layers are looked for.
         budget: of all candidates.
-        task: how facts are stated; see `saccade tune --task`.
+        task: how facts are stated; see `saccade calibrate layers --task`.
         length: tokens of texts and passages.
         texts, asked, seed: see `Questions`.
         passages: that the probe reads: two of a prompt, 16 in `saccade calibrate layers`.

@@ -262,7 +262,7 @@ def test_a_token_of_drafts_takes_its_share_of_a_cycle(monkeypatch: pytest.Monkey
     costs = Mock(wraps=serving.cost_of)
     monkeypatch.setattr(serving, "cost_of", costs)
     spec = "quest:budget=2048,rectify=8:verify"
-    job = checked(device="cuda", points=["8192x1"], policies=["quest:rectify=8:verify"], acceptance=0.9)
+    job = checked(device="cuda", points=["8192x1"], policies=["quest:rectify=8:verify"], draft_rate=0.9)
     assert (job.drafts, job.periods) == ({spec: 8}, {})
     plain = checked(device="cuda", points=["8192x1"])
     assert job.room - plain.room == (8 + 2 * job.steps) * 8 + serving.SPARE, "a row gains nine tokens a round at most"
@@ -275,12 +275,20 @@ def test_a_token_of_drafts_takes_its_share_of_a_cycle(monkeypatch: pytest.Monkey
     assert drafts["speedup_over_stock"] == pytest.approx(5 * 26 / 14)
     # Half of eight drafts stand.
     assert [call.kwargs["acceptance"] for call in costs.call_args_list] == [0, 0, 0.5, 0.5, 0, 0]
-    assert [(one["name"], one["acceptance"]) for one in Clocked.given[1:2]] == [(spec, 0.9)]
+    assert [(one["name"], one["draft_rate"]) for one in Clocked.given[1:2]] == [(spec, 0.9)]
     assert "5.00" in "\n".join(printed(serving_table(results), 200))
-    with pytest.raises(SaccadeError, match=r"acceptance=1\.5 is not valid: a share of drafts"):
-        checked(device="cuda", policies=["quest:rectify=8:verify"], acceptance=1.5)
-    with pytest.raises(SaccadeError, match=r"acceptance=0\.5 is not valid: a share of drafts"):
-        checked(acceptance=0.5)
+    verified = {"device": "cuda", "policies": ["quest:rectify=8:verify"]}
+    for words, given in (
+        (r"draft-rate=1\.5 is not valid: from 0 to 1", {**verified, "draft_rate": 1.5}),
+        (r"draft-rate=0\.5 is valid only beside drafts", {"draft_rate": 0.5}),
+        ("rectify-together is valid only without drafts", {**verified, "rectify_together": True}),
+        (
+            "would enter the policy's index of text",
+            {**verified, "policies": ["composed:scorer=cluster,chunking=fixed,rectify=8:verify"]},
+        ),
+    ):
+        with pytest.raises(SaccadeError, match=words):
+            checked(**given)
     given = ("bench", "serve", "--device", "cpu", "--policy", "tidal:reselect=7", "--policy", "quest", "--drafts", "4")
     assert "tidal:budget=2048,reselect=7,rectify=4:verify" in fails(*given)
     assert "quest:budget=2048,rectify=4:verify" in fails(*given[:4], *given[6:])

@@ -33,7 +33,7 @@ def settings(folder: Path, output: Path, **changes: Any) -> tune.TuneSettings:
 def shares(model: Any, tuning: Tuning, texts: list[int], spec: str) -> list[float]:
     """Of key tokens that keep dense attention's likeliest one, by kind, from the outside."""
     told = [
-        Probe(model, tuning.judged.passages[number], attach=attached).measure(Policy.from_spec(spec))
+        Probe(model, [tuning.judged.passages[number]], attach=attached).measure(Policy.from_spec(spec))[0]
         for number in texts
     ]
     found = [sum((one[kind].equal & one[kind].key).sum() for one in told) for kind in KINDS]

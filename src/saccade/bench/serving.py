@@ -10,6 +10,7 @@ from typing import Any, ClassVar
 import torch
 from transformers import AutoModelForCausalLM
 
+from ..adapters.vllm.lossless import reasons_against_drafts_of
 from ..checkpoints.traffic import state_bytes, weights_read
 from ..errors import SaccadeError
 from ..methods.policy import Policy
@@ -33,7 +34,7 @@ class ServingSettings(EngineSettings):
 
     points: Sequence[str] = ()
     max_model_len: int | None = None
-    acceptance: float | None = None
+    draft_rate: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,8 +78,16 @@ class ServingJob(EngineJob[tuple[int, int]]):
         steps = settings.steps or (64 if grid.served else 12)
         warm, turn = (8, steps) if grid.served else (1, 3)
         drafts = {name: rectify.every for name, rectify in rectified.items() if rectify.mode == "verify"}
-        if settings.acceptance is not None and not (drafts and 0 <= settings.acceptance <= 1):
-            raise SaccadeError(f"acceptance={settings.acceptance} is not valid: a share of drafts, from 0 to 1")
+        if settings.draft_rate is not None and not drafts:
+            raise SaccadeError(f"draft-rate={settings.draft_rate} is valid only beside drafts: add --drafts 8")
+        if settings.draft_rate is not None and not 0 <= settings.draft_rate <= 1:
+            raise SaccadeError(f"draft-rate={settings.draft_rate} is not valid: from 0 to 1, such as 0.97")
+        if drafts and settings.rectify_together:
+            raise SaccadeError("rectify-together is valid only without drafts, which vLLM verifies as it comes to them")
+        for name, every in drafts.items():
+            policy = policies[name]
+            if policy is not None and (against := reasons_against_drafts_of(policy.plan(grid.shape), every)):
+                raise SaccadeError(f"{name}: {against[0]}")
         periods = {name: rectify.every + 1 for name, rectify in rectified.items() if name not in drafts}
         room = (warm + 2 * steps) * (1 + max(drafts.values(), default=0)) + SPARE * (1 + bool(drafts))
         room += 2 * max(periods.values(), default=0)
@@ -100,7 +109,7 @@ class ServingJob(EngineJob[tuple[int, int]]):
         return max(batch for _, batch in self.points)
 
     def start(self, policy: Policy | None, settings: dict[str, Any]) -> SyntheticEngine:
-        told = {"max_num_batched_tokens": CHUNK, "acceptance": self.settings.acceptance, **settings}
+        told = {"max_num_batched_tokens": CHUNK, "draft_rate": self.settings.draft_rate, **settings}
         return SyntheticEngine(self.settings.served(policy), **told)
 
     def blocks(self, point: tuple[int, int]) -> int:

@@ -49,7 +49,7 @@ class Engine:
     Args:
         options: of saccade; None is stock vLLM.
         apart: whether layers with a window are left to vLLM's own backend.
-        acceptance: of drafts, by chance; None: those stand that are the model's.
+        draft_rate: by which a draft stands if those before it do, by chance; None: those stand that are the model's.
         settings: of vLLM's `LLM`: the model's folder, with a `config.json`, and sizes.
 
     Attributes:
@@ -58,7 +58,7 @@ class Engine:
     """
 
     def __init__(
-        self, options: ServeOptions | None, *, apart: bool = False, acceptance: float | None = None, **settings: Any
+        self, options: ServeOptions | None, *, apart: bool = False, draft_rate: float | None = None, **settings: Any
     ) -> None:
         start = time.perf_counter()
         import vllm
@@ -71,8 +71,8 @@ class Engine:
             ours["additional_config"] = {KEY: options.to_dict()}
             if options.drafts:
                 told = speculation(settings["model"], options.drafts)
-                if acceptance is not None:
-                    rates = [acceptance**number for number in range(1, options.drafts + 1)]
+                if draft_rate is not None:
+                    rates = [draft_rate**number for number in range(1, options.drafts + 1)]
                     told |= {"rejection_sample_method": BY_CHANCE, "synthetic_acceptance_rates": rates}
                 ours |= {"worker_cls": LOSSLESS, "speculative_config": told}
             if options.rewrites is not None:

@@ -9,7 +9,7 @@ from typing import Any, Protocol
 
 import numpy
 
-from ..adapters.hf.probe import KINDS, TOLD, Passage, Probe
+from ..adapters.hf.probe import KINDS, TOLD, Passage, Probe, texts_that_fit
 from ..adapters.hf.run import attached
 from ..checkpoints.shape import shape_of
 from ..errors import SaccadeError
@@ -138,6 +138,10 @@ class _Probing(Sweep):
     """Candidates on passages, whose key tokens are told."""
 
     problems: Any
+
+    @property
+    def most(self) -> int:
+        return texts_that_fit(self.model, max(len(one.tokens) for one in self.problems))
 
     def ask(self, number: int, specs: Sequence[str]) -> Iterator[dict[str, Any]]:
         shape = shape_of(self.model.config)

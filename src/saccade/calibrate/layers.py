@@ -20,7 +20,7 @@ from .reselecting import Candidate, Reselecting
 from .sweep import Outcome
 from .target import Target, TargetSettings
 
-PROBED, RESULTS = "probe.jsonl", "layers.json"
+PROBED, RESULTS, KEY = "probe.jsonl", "layers.json", ("text", "spec", "walk")
 FEWEST_TEXTS, FEWEST_KEYS = 16, 256
 """What a choice rests on at least, or it is said."""
 ENOUGH = 0.99
@@ -78,8 +78,9 @@ class LayerSearch:
         earlier = self.target.earlier(shape_of_model(model))
         about = {name: self.target.about()[name] for name in ("model", "weights", "context", "dtype")}
         about |= {"policy": str(layers.policy), "texts": self.texts.name, "passages": self.texts.sha256(self.passages)}
-        with Ledger(self.target.settings.output_dir / PROBED, about, ("text", "spec", "walk")) as ledger:
-            probing = Probing(model, self, ledger, advance)
+        about |= {"count": len(self.passages)}
+        with Ledger(self.target.settings.output_dir / PROBED, about, KEY) as ledger:
+            probing = Probing(model, self, ledger, advance, texts_that_fit(model, self.texts.length))
             tried, steps = probing.tried(layers.candidates), list[dict[str, Any]]()
             chosen = min(tried, key=lambda one: tried[one].order)
             while len(chosen) < self.most and (wider := layers.wider(chosen)):
@@ -120,7 +121,7 @@ class LayerSearch:
             "second": second,
             "margin": margin,
             "further_layers": steps,
-            "notes": self._notes(keys, margin, asked=bool(asked)),
+            "notes": self._notes(keys, margin, asked=bool(asked), told=second is not None and not asked),
         }
         written = self.target.write_results(RESULTS, results)
         known = replace(earlier, reselect=chosen)
@@ -141,12 +142,12 @@ class LayerSearch:
         self.target.refuse_unanswered(found["dense"].correct, found["dense"].count, consequence)
         return found
 
-    def _notes(self, keys: int, margin: tuple[float, float] | None, *, asked: bool) -> list[str]:
+    def _notes(self, keys: int, margin: tuple[float, float] | None, *, asked: bool, told: bool) -> list[str]:
         """What the user should know about the choice."""
         notes, texts = ["chosen by right answers"] if asked else [], len(self.passages)
         if texts < FEWEST_TEXTS or keys < FEWEST_KEYS:
             notes.append(f"{texts} texts, {keys} key tokens: a choice should rest on {FEWEST_TEXTS} and {FEWEST_KEYS}")
-        if not asked and (margin is None or margin[0] <= 0):
+        if told and (margin is None or margin[0] <= 0):
             notes.append("the best cannot be told from the second: both stay candidates; more --passages may tell")
         return notes
 
@@ -177,6 +178,7 @@ class Probing:
     search: LayerSearch
     ledger: Ledger
     advance: Callable[[str], None]
+    together: int
     held: dict[int, Probe] = field(default_factory=dict)
 
     def tried(self, candidates: Sequence[Candidate]) -> dict[Candidate, Tried]:
@@ -188,11 +190,10 @@ class Probing:
     def _measured(self, candidates: Sequence[Candidate], walk: int) -> dict[Candidate, tuple[Divergence, ...]]:
         layers, places, records = self.search.layers, range(len(self.search.passages)), self.ledger.records
         separate = layers.shape.kinds or layers.shape.sources
-        together = texts_that_fit(self.model, self.search.texts.length)
         # Attaching takes as long as a step, and is done once.
         with nullcontext() if separate else attached(self.model, Policy.from_spec("dense"), None):
-            for first in places[::together]:
-                texts = places[first : first + together]
+            for first in places[:: self.together]:
+                texts = places[first : first + self.together]
                 for spec in layers.specs(candidates):
                     missing = [text for text in texts if (text, spec, walk) not in records]
                     told = self._probe(texts, attached if separate else None, spec, walk) if missing else []

@@ -111,7 +111,8 @@ def _by_texts(candidate: Counts, dense: Counts, alpha: float) -> Shown:
 
 
 def judge(tallies: Sequence[Tally], wanted: float, alpha: float = ALPHA) -> Verdict:
-    """Whether a candidate keeps the promise: of every kind that dense attention has something right of, if of any.
+    """Whether a candidate keeps the promise: of every kind; of one that dense attention has nothing right of, nothing
+    is shown.
 
     Args:
         tallies: of each kind.
@@ -120,8 +121,15 @@ def judge(tallies: Sequence[Tally], wanted: float, alpha: float = ALPHA) -> Verd
     """
     told = [(lost, gained, right) for lost, gained, right in tallies if right.sum()]
     ratio = min((float(1 + (gained.sum() - lost.sum()) / right.sum()) for lost, gained, right in told), default=0.0)
-    shown = min((float(ratio_shown(*one, alpha)) for one in told), default=0.0)
+    shown = min(float(ratio_shown(*one, alpha)) if one[2].sum() else 0.0 for one in tallies)
     return Verdict(ratio, shown, shown >= wanted)
+
+
+def lossless(tallies: Sequence[Tally], texts: int) -> float:
+    """The ratio that so many texts show of the kind with least right answers, where nothing is lost, if these are like
+    all."""
+    rights = [numpy.resize(right, texts) for _, _, right in tallies]
+    return min(float(ratio_shown(0 * right, 0 * right, right, ALPHA)) if right.sum() else 0.0 for right in rights)
 
 
 def row(ratios: Mapping[str, float], costs: Mapping[str, float], hopeful: Callable[[float], bool]) -> list[str]:

@@ -76,6 +76,11 @@ class Sweep:
     def numbers(self) -> Sequence[int]:
         return range(len(self.problems)) if self.part is None else self.part
 
+    @property
+    def most(self) -> int:
+        """Texts that processes may read at the same time."""
+        return len(self.numbers)
+
     def run(self, specs: Sequence[str], advance: Callable[[str], None]) -> None:
         """Ask what the ledger does not hold yet, everything about a text at once."""
         done, missing = self.ledger.records, []
@@ -83,7 +88,7 @@ class Sweep:
             unasked = [spec for spec in specs if (number, spec) not in done]
             missing += [(number, unasked)] if unasked else []
         count, cores, device = len(missing), torch.get_num_threads(), self.model.device.type
-        workers = workers_for(count, cores=cores, threads=self.threads, device=device)
+        workers = workers_for(min(count, self.most), cores=cores, threads=self.threads, device=device)
         torch.set_num_threads(self.threads)
         try:
             asked: Iterable[Iterable[dict[str, Any]]] = (self.ask(*one) for one in missing)

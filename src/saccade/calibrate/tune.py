@@ -26,9 +26,23 @@ from ..plans.cost import cost_of
 from ..recipes.recipe import Recipe
 from .candidates import families, ladder, rungs
 from .judged import DENSE, Answers, Judged, KeyTokens
-from .layers import LayerSearch, LayerSettings
+from .layers import PROBED, LayerSearch, LayerSettings
+from .ledger import held
 from .passages import Texts
-from .promise import ALPHA, FEWEST, JUDGED, MARGIN, SEARCHING, Tally, best_shown, judge, row, texts_needed, walk
+from .promise import (
+    ALPHA,
+    FEWEST,
+    JUDGED,
+    MARGIN,
+    SEARCHING,
+    Tally,
+    best_shown,
+    judge,
+    lossless,
+    row,
+    texts_needed,
+    walk,
+)  # fmt: skip
 from .sweep import Sweep
 from .target import Target, TargetSettings
 from .task_file import FileProblems
@@ -89,6 +103,7 @@ class Tuning:
         most: how many families there will be, at most: a layer that is searched gives more.
         model: the loaded one.
         minutes: what a run is thought to take.
+        begun: how many texts a layer was searched on by a run that this one goes on with; None: it begins.
     """
 
     settings: TuneSettings
@@ -102,6 +117,7 @@ class Tuning:
     most: int
     model: Any = None
     minutes: float | None = None
+    begun: int | None = None
 
     @classmethod
     def check(cls, settings: TuneSettings) -> Tuning:
@@ -140,7 +156,8 @@ class Tuning:
             search = LayerSearch.check(LayerSettings(other, "tidal", budget, 1, settings.texts))
         most = len(tried) + (2 + bool(problems)) * (search is not None)
         total = min(wants, len(judged))
-        found = cls(settings, wanted, target, budgets, judged, tuple(order), total, search, most)
+        begun = None if search is None or problems else held(search.target.settings.output_dir / PROBED, "count")
+        found = cls(settings, wanted, target, budgets, judged, tuple(order), total, search, most, begun=begun)
         found._refuse_few(len(judged), "there are")
         return found
 
@@ -192,11 +209,13 @@ class Tuning:
         return (
             f"{self.total} texts, about {self.minutes or 0:.1f} minutes: {first} choose at most {JUDGED} candidates of "
             f"{self.most} families, {self.total - first} others judge these; without a loss they show "
-            f"{best_shown(self.total - first, self.judged.asked):.4f}, and {self.wanted:g} is wanted"
+            f"{best_shown(self.total - first, self.judged.asked):.4f} at most, and {self.wanted:g} is wanted"
         )
 
     def _searching(self, total: int) -> int:
         """How many of so many texts choose who is judged: those that judges can spare."""
+        if self.begun is not None:
+            return min(self.begun, total)
         return max(min(SEARCHING, total // PART, total - texts_needed(self.wanted, self.judged.asked)), FEWEST)
 
     @property
@@ -262,8 +281,11 @@ class Tuning:
     def _results(self, ladders: Ladders, first: Sweep, others: Sweep, advance: Callable[[str], None]) -> dict[str, Any]:
         """Try all candidates on the texts that search, and judge some on the others: what stands in `tune.json`."""
         costs = {spec: cost for ladder in ladders.values() for spec, cost in ladder.items()}
-        searched = {spec: judge(told, self.wanted).ratio for spec, told in self._told(first, [*costs], advance).items()}
-        going = row(searched, costs, self._hopeful)
+        tried = self._told(first, [*costs], advance)
+        # Texts that search say how many tokens or right answers there are, of the rarest kind too.
+        most = lossless(next(iter(tried.values())), len(others.numbers))
+        searched = {spec: judge(told, self.wanted).ratio for spec, told in tried.items()}
+        going = row(searched, costs, self._hopeful) if most >= self.wanted else []
         told = self._told(others, going, advance) if going else {}
         verdicts, walked = {spec: judge(one, self.wanted) for spec, one in told.items()}, walk(going, told, self.wanted)
         kept = [spec for spec, verdict in walked.items() if verdict.passed]
@@ -285,7 +307,7 @@ class Tuning:
             "batch": self.settings.batch,
             "texts": {"searched": first.numbers, "judged": others.numbers},
             "n": int(sum(right.sum() for _, _, right in told[going[0]])) if going else 0,
-            "best_shown": best_shown(len(others.numbers), self.judged.asked),
+            "best_shown": most,
             "rows": [
                 {"family": family, "spec": spec, "bytes": costs[spec], "searched": searched[spec], **verdict(spec)}
                 | {"status": status(spec)}

@@ -98,8 +98,9 @@ def serve(
     drafts: Annotated[
         int | None, count("Let policies draft so many tokens, and vLLM verify them: as rectify=N:verify.")
     ] = None,
-    acceptance: Annotated[
-        float | None, options.number("A", "Let a draft stand with this probability, whatever it is. Default: as it is.")
+    draft_rate: Annotated[
+        float | None,
+        options.number("A", "Let a draft stand with this probability if those before it do. Default: as it is."),
     ] = None,
     kv_cache_dtype: options.CacheDtype = "auto",
     dtype: RandomDtype = "bfloat16",
@@ -114,7 +115,7 @@ def serve(
     On a CPU all engines stand in one process and take turns. On CUDA they run as served, one after another, stock
     first and last: a setting at which the two differ by more than 2% is void. Rectified policies are timed there alone,
     in whole periods: a step's time is then the mean of one. Drafts and the pass that verifies them are timed as the
-    tokens that a row gains by them: of random weights next to none, unless --acceptance says how many.
+    tokens that a row gains by them: of random weights next to none, unless --draft-rate says how many.
 
     Example:
 
@@ -133,7 +134,7 @@ def serve(
         shape=shape, contexts=context, batches=batch, threads=[str(threads)], dtype=dtype, device=device,
         policies=policy, budgets=budget, steps=steps, block=block, memory=memory, tensor_parallel=tensor_parallel,
         kv_cache_dtype=kv_cache_dtype, rectify_together=rectify_together, points=points or (),
-        max_model_len=max_model_len, acceptance=acceptance,
+        max_model_len=max_model_len, draft_rate=draft_rate,
     )  # fmt: skip
     time_engines(ServingJob.check(settings), serving_table, json, resume=resume)
 

@@ -78,6 +78,8 @@ def front_notes(results: Mapping[str, Any]) -> list[str]:
         f"{texts['searched']:,} texts chose who is judged, {texts['judged']:,} others judged, from the best candidate "
         f"down to the first that failed; without a loss these show {results['best_shown']:.4f}",
     ]
+    if results["best_shown"] < results["wanted"]:
+        notes.append("that is less than the promise, so nobody was judged: more texts may show it")
     if results["n"]:
         judged = "right answers of dense attention" if results["measure"] == "quality" else "key tokens"
         notes.append(f"judged by {results['n']:,} {judged}")

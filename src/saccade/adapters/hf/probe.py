@@ -24,7 +24,7 @@ from ...methods.policy import Policy
 from ...recipes.machine import free_memory
 from .cache import tell
 from .session import lasting
-from .shared import SharedRows, SharedText
+from .shared import PAGE, SharedRows, SharedText
 from .support import cached, empty_cache
 
 logger = logging.getLogger("saccade")
@@ -41,8 +41,8 @@ KINDS: tuple[Kind, ...] = ("natural", "repeat")
 Attach = Callable[[Any, Policy, Any], AbstractContextManager[Any]]
 """Of a model, a policy and a tokenizer; `run.attached`."""
 
-_LOGITS, _HELD = 2**28, 4
-"""Numbers that the logits of a batch may be; caches of a text that are planned with."""
+_LOGITS, _COPIES, _HELD = 2**26, 5, 4
+"""Numbers that the logits of a batch may be, and how often they stand in float32; caches of a text planned with."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,17 +157,30 @@ class Probe:
                 self._caches.append(held)
             elif here:
                 rows.append(text.rows([[(one.start, one.steps) for one in here if one.kind == kind] for kind in kinds]))
+            del held, text  # or the last ones would lie beside what is joined
         self._rows = SharedRows.joined(rows) if rows else None
-        del rows
         self._most = max(_LOGITS // model.get_input_embeddings().weight.shape[0], 1)
 
     def measure(self, policy: Policy, tokenizer: Any = None, *, walk: int = 1) -> list[dict[Kind, Told]]:
         """What a policy makes of the tokens told, of each text by kind, where rows take `walk` steps.
 
-        Its rectification is left out.
+        Its rectification is left out. As many rows step at once as there is memory for.
         """
+        while True:
+            try:
+                return self._measured(policy, tokenizer, walk)
+            except torch.OutOfMemoryError:
+                most = min(self._most, sum(one.steps == walk for one in self._walks)) // 2
+                if most == 0 or self._rows is None:
+                    raise
+            logger.warning("probe: out of memory, so %d tokens are told at once", most)
+            self._most = most
+            # Its pieces were those of larger batches.
+            self._dense.clear()
+
+    def _measured(self, policy: Policy, tokenizer: Any, walk: int) -> list[dict[Kind, Told]]:
         if walk not in self._dense:
-            self._dense[walk] = self._densely(walk)
+            self._dense[walk] = [logits for _, logits in self._steps(Policy.from_spec("dense"), None, walk)]
         places, found = list[Place](), list[Tensor]()
         for dense, (here, logits) in zip(self._dense[walk], self._steps(policy, tokenizer, walk), strict=True):
             wanted = [self._passages[text].told(kind)[place] for text, kind, place in here]
@@ -211,18 +224,6 @@ class Probe:
                     still = [row for row in going if step <= walks[row].measured[-1]]
                     # Kernels are compiled by the shape of a batch, so that not every row that ends makes it smaller.
                     going = still if 2 * len(still) <= len(going) else going
-
-    def _densely(self, walk: int) -> list[Tensor]:
-        """The same of dense attention, as many rows at once as there is memory for."""
-        while True:
-            try:
-                return [logits for _, logits in self._steps(Policy.from_spec("dense"), None, walk)]
-            except torch.OutOfMemoryError:
-                most = min(self._most, sum(one.steps == walk for one in self._walks)) // 2
-                if most == 0:
-                    raise
-            logger.warning("probe: out of memory, so %d tokens are told at once", most)
-            self._most = most
 
     @torch.no_grad()
     def _separate_steps(self, policy: Policy, tokenizer: Any, walk: int) -> Iterator[tuple[list[Place], Tensor]]:
@@ -273,10 +274,12 @@ class Probe:
 
 
 def texts_that_fit(model: Any, tokens: int) -> int:
-    """Texts of so many tokens that a probe reads at once: `_HELD` times their caches lie beside each other."""
-    free = free_memory(model.device)
-    held = tokens * shape_of(model.config).token_bytes(model.dtype.itemsize) * _HELD
-    return 1 if free is None else max(int(free // held), 1)
+    """Texts of so many tokens that a probe reads at once: with their rows' own pages, and all logits of dense steps."""
+    free, itemsize = free_memory(model.device), model.dtype.itemsize
+    told, vocabulary = TOLD * len(KINDS), model.get_input_embeddings().weight.shape[0]
+    held = _HELD * (tokens + told * PAGE) * shape_of(model.config).token_bytes(itemsize)
+    held += 2 * told * vocabulary * itemsize
+    return 1 if free is None else max(int((free - 4 * _COPIES * _LOGITS) // held), 1)
 
 
 def _walks(text: int, kind: Kind, key: Tensor, steps: int, *, keys_alone: bool) -> Iterator[Walk]:

@@ -69,6 +69,8 @@ class SharedRows(Cache):
     @classmethod
     def joined(cls, texts: Sequence[SharedRows]) -> SharedRows:
         """The rows of several texts as one batch."""
+        if len(texts) == 1:
+            return texts[0]
         layers, pages = [], [0, *accumulate(one._pool[0][0].shape[0] for one in texts)]
         for number in range(len(texts[0]._pool)):
             keys, values = (torch.cat([one._pool[number][side] for one in texts]) for side in (0, 1))
