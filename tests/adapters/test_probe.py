@@ -202,10 +202,18 @@ def test_out_of_memory_tells_fewer_at_once(
         return stock(probe, rows)
 
     monkeypatch.setattr(Probe, "_step", narrow)
-    (found,) = Probe(model, [PASSAGE], attach=attached).measure(Policy.from_spec(POLICY))
-    assert "6 tokens are told at once" in caplog.text
+    probe, policy = Probe(model, [PASSAGE], attach=attached, walks=(1, 3)), Policy.from_spec(POLICY)
+    # Three steps in a row are of 8 rows, so that they alone halve again what one step has measured before.
+    monkeypatch.setattr(probe, "_most", 7)
+    (before,) = probe.measure(policy)
+    monkeypatch.setattr(probe, "_most", 100)
+    (walked,) = probe.measure(policy, walk=3)
+    (found,) = probe.measure(policy)
+    assert "4 tokens are told at once" in caplog.text
     for kind in KINDS:
-        assert found[kind].divergence.tolist() == pytest.approx(wanted[kind].divergence.tolist(), abs=1e-5)
+        for one in (before, found):
+            assert one[kind].divergence.tolist() == pytest.approx(wanted[kind].divergence.tolist(), abs=1e-5)
+        assert walked[kind].divergence[::3].tolist() == pytest.approx(wanted[kind].divergence[::3].tolist(), abs=1e-5)
 
 
 def test_a_text_without_key_tokens(model: Any, monkeypatch: pytest.MonkeyPatch) -> None:

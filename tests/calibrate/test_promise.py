@@ -21,6 +21,7 @@ from saccade.calibrate.promise import (
     Verdict,
     best_shown,
     judge,
+    lossless,
     ratio_shown,
     row,
     texts_needed,
@@ -175,14 +176,19 @@ def test_texts_needed_are_the_fewest_that_can_pass(wanted: float, asked: int) ->
 
 
 def test_every_kind_of_text_has_to_keep_the_promise() -> None:
-    """Natural text that loses a tenth is not helped by repeated text, and one without key tokens says nothing."""
+    """Natural text that loses a tenth is not helped by repeated text, and one without key tokens shows nothing."""
     count = np.full(200, 10)
     kinds = {lost: (np.full(200, lost), 0 * count, count) for lost in (0, 1)}
     alone = {lost: judge([one], 0.9) for lost, one in kinds.items()}
     assert alone[0].passed and not alone[1].passed
     both = judge([kinds[0], kinds[1]], 0.9)
     assert both == judge([kinds[1], kinds[0]], 0.9) == alone[1]
-    assert judge([kinds[0], (0 * count,) * 3], 0.9) == alone[0]
+    assert judge([kinds[0], (0 * count,) * 3], 0.9) == Verdict(alone[0].ratio, 0, False)
+    # As many texts as judge, like those that search: the rarest kind decides what can be shown.
+    few = (0 * count, 0 * count, np.arange(200) % 2)
+    assert lossless([kinds[1]], 400) > alone[0].shown > lossless([kinds[1], few], 100) > 0
+    assert lossless([kinds[1]], 200) == alone[0].shown
+    assert lossless([kinds[0], (0 * count,) * 3], 400) == 0
     assert judge([(0 * count,) * 3], 0.01) == Verdict(0, 0, False)
 
 

@@ -83,7 +83,9 @@ def test_chosen_tokens_and_pages(unit: int, page: int) -> None:
         if sets == "all":
             kept, table = torch.zeros(kv.k.shape[:3], dtype=torch.bool), kv.rows.page_table.long()
             for row, heads in enumerate(tokens):
-                slots = int(kv.rows.row_start[row]) + torch.tensor(heads[0])
+                # What reads a copy in torch reads a row's ends for what a set lacks, and weighs it by 0.
+                ends = [] if NATIVE else [0, int(kv.rows.seq_lens[row]) - 1]
+                slots = int(kv.rows.row_start[row]) + torch.tensor([*heads[0], *ends])
                 kept[table[row, slots // page], slots % page] = True
             rows = kv.in_rows()
             k, v = (part.masked_fill(~kept[..., None], torch.nan) for part in (rows.k, rows.v))
