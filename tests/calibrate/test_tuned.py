@@ -107,6 +107,12 @@ def test_a_layer_is_searched_on_texts_that_do_not_judge(folder: Path, tmp_path: 
     assert any("reselect" in spec for spec in specs) and Recipe.read(tmp_path / "saccade.json").reselect is not None
     # The probe rectifies nothing, so that a rectified twin would be the same.
     assert not any("rectify" in spec for spec in specs) and any(spec.startswith("resa") for spec in specs)
+    # Whoever goes on keeps the texts on which the layer was searched, however many more there are time for.
+    (tmp_path / "saccade.json").unlink()
+    again = Tuning.check(settings(folder, tmp_path, policies=(), budgets="50"))
+    more = replace(again, wanted=0.95, order=tuple(range(200)), total=200)
+    assert len(more.searching) == len(own) < SEARCHING and len(more.judging) == 200 - len(own)
+    assert again.run(lambda _: None)["rows"] == results["rows"]
 
 
 def test_texts_without_key_tokens_judge_nothing(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
