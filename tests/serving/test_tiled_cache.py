@@ -1,4 +1,4 @@
-"""vLLM's tiles for AMX, read where they lie; its own packing needs no such machine, its attention does."""
+"""vLLM's tiles for AMX, read where they lie; its own packing needs AVX-512 with bfloat16, its attention AMX."""
 
 from __future__ import annotations
 
@@ -15,6 +15,9 @@ from saccade.adapters.vllm.worker.backend import SparseBuilder
 from saccade.types import Rows
 
 
+@pytest.mark.skipif(
+    not torch.cpu._is_avx512_bf16_supported(), reason="vLLM's library for this processor has no packing for AMX"
+)
 @pytest.mark.parametrize(("dim", "block"), [(32, 32), (64, 128), (96, 96), (128, 32), (256, 64)])
 def test_a_layer_reads_what_vllm_has_packed(dim: int, block: int) -> None:
     current_platform.import_kernels()
