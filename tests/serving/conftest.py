@@ -41,6 +41,14 @@ def all_engines() -> Iterator[Engines]:
     made.close()
 
 
+@pytest.fixture(autouse=True)
+def _environment_is_read() -> None:
+    """An engine that this process has started keeps what the environment was, and tests change it."""
+    from vllm import envs
+
+    envs.disable_envs_cache()
+
+
 @pytest.fixture
 def engines(all_engines: Engines) -> Iterator[Engines]:
     """Makes engines that are closed at the end of the test."""
