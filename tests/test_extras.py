@@ -106,6 +106,7 @@ def test_without_the_extra(bare: dict[str, str], tmp_path: Path) -> None:
     code = f"""
 import sys
 from saccade.cli import main
+import saccade.cli.layer  # `saccade serve`, before vLLM is asked for
 for arguments in {commands}:
     sys.argv = ["saccade", *arguments]
     try:

@@ -15,6 +15,7 @@ from ..checkpoints.shape import shape_of
 from ..errors import SaccadeError
 from ..methods.policy import Policy
 from .divergence import record
+from .layers import PROBED
 from .ledger import Ledger
 from .passages import Texts
 from .promise import Tally
@@ -22,7 +23,7 @@ from .sweep import KEY, Sweep
 from .target import Target
 from .task_file import FileProblems
 
-DENSE, PROBED = "dense", "probe.jsonl"
+DENSE = "dense"
 
 
 class Judged(Protocol):

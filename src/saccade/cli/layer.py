@@ -11,8 +11,7 @@ from pathlib import Path
 
 import typer
 
-from ..adapters.hf.probe import TIMES
-from ..calibrate.layers import KEY
+from ..adapters.hf.probe import TIMES, WALK
 from ..checkpoints.load import ModelSource
 from ..checkpoints.shape import stored_hash
 from ..errors import SaccadeError
@@ -34,7 +33,7 @@ def find_layer(texts: str, policy: Policy, model: Sequence[str]) -> tuple[Policy
     weights, texts_at = stored_hash(ModelSource.locate(model[1], weights=False).location), Path(texts)
     files = sorted(path for path in (texts_at, *texts_at.rglob("*")) if path.is_file())
     # A folder for every question about these weights and files, so that a search that was interrupted goes on.
-    question = KEY, asked, weights, [(str(path), path.stat().st_size, path.stat().st_mtime_ns) for path in files]
+    question = WALK, asked, weights, [(str(path), path.stat().st_size, path.stat().st_mtime_ns) for path in files]
     folder = cache() / "layers" / hashlib.sha256(repr(question).encode()).hexdigest()[:16]
     command = [sys.executable, "-m", "saccade", "calibrate", "layers", *asked, "--output-dir", str(folder)]
     ended = subprocess.run(command, check=False).returncode
