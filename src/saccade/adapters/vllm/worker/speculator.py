@@ -67,6 +67,11 @@ class SelfSpeculator(BaseSpeculator):
         # The target's sizes are those of its tokens, several a row: the most rows need not be among them.
         told.compilation_config = sizes = copy(told.compilation_config)
         sizes.cudagraph_capture_sizes = [*(size for size in sizes.cudagraph_capture_sizes or () if size < rows), rows]
+        most = sizes.max_cudagraph_capture_size
+        if full and most is not None and most < rows:
+            logger.warning(
+                "saccade: drafts of more than %d rows are run kernel by kernel: no graphs are that large", most
+            )
         mode = CUDAGraphMode.FULL_DECODE_ONLY if full and self._renews else CUDAGraphMode.NONE
         self._graphs = CudaGraphManager(told, runner.device, mode, decode_query_len=1)
 
