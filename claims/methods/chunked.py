@@ -29,11 +29,10 @@ class ChunkedIndex:
     def take_in(self, new: Sequence[Intake], views: Views) -> None:
         self.table.take_in(new)
         for one in (one for one in new if one.kept < one.stop):
-            slot, kept = torch.tensor([one.slot]), torch.tensor([one.kept])
-            first, chunks = int(self.table.counted(slot, kept)), int(self.table.counts[one.slot])
+            chunks = int(self.table.counts[one.slot])
             kvs, edges = views.of((one.slot,)), self.table.edges[one.slot, : chunks + 1]
             for layer, kv in ((self.layers[number], kvs[number]) for number in views.layers):
-                layer.held[one.slot] = layer.planted(one.slot, kv, edges, first, self.text) if chunks else None
+                layer.held[one.slot] = layer.planted(one.slot, kv, edges, self.text) if chunks else None
 
     def place(self, slots: Sequence[int], on_device: Tensor) -> None:
         self._placed = slots
@@ -49,18 +48,15 @@ class ChunkedIndex:
             for layer in self.layers.values():
                 layer.held += [None] * more
 
-    def forget(self, slot: int, kept: int) -> None:
-        self.table.forget(slot, kept)
+    def clear(self, slot: int) -> None:
+        self.table.clear(slot)
         for layer in self.layers.values():
-            layer.held[slot] = layer.held[slot] if kept else None
+            layer.held[slot] = None
 
     def permute(self, rows: Tensor) -> None:
         self.table.permute(rows)
         for layer in self.layers.values():
             layer.held[:] = [layer.held[row] for row in rows.tolist()]
-
-    def warm_up(self, views: Views) -> None:
-        """Nothing is compiled."""
 
     @property
     def nbytes(self) -> int:
@@ -76,8 +72,8 @@ class ChunkedLayer(LayerIndex, ABC, Generic[Held]):
         self.owner, self.settings, self.held = owner, settings, held
 
     @abstractmethod
-    def planted(self, slot: int, kv: KVView, edges: Tensor, first: int, text: TokenFeed | None) -> Held:
-        """From the chunks between `edges` `[C + 1]` of the only row, those before `first` as they were."""
+    def planted(self, slot: int, kv: KVView, edges: Tensor, text: TokenFeed | None) -> Held:
+        """From the chunks between `edges` `[C + 1]` of the only row; those of what is held are the first of them."""
 
     @abstractmethod
     def narrowed(self, held: Held, start: int, stop: int) -> Held:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import heapq
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -14,9 +13,6 @@ from ..plans.plan import Plan
 from ..selection.index import KeySizes, LayerIndex, SlotIndex, Views
 from ..text.feed import TokenFeed
 from ..types import Intake, KVView
-
-MAX_FEW_TOKENS = 512
-"""That a sequence brings at most while it decodes: a full buffer, or what a dense pass has made final."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,18 +23,14 @@ class Arrival:
         slot: where it is.
         start, length: its tokens before the step, and with it.
         clean: its first tokens that are clean.
-        decodes: whether it searches in this step, so that nothing may be left for later.
         origin: the cache's slot of its first token.
-        source: where its runtime has its tokens; for `TokenFeed.hold`.
     """
 
     slot: int
     start: int
     length: int
     clean: int
-    decodes: bool = True
     origin: int = 0
-    source: Any = None
 
 
 @dataclass(slots=True)
@@ -47,12 +39,12 @@ class Looked:
 
     Attributes:
         last, most: the last time, and the most that any layer was.
-        known: at least, by layers that are told together; and whether these hold all that follows from them.
+        known: at least, by layers that are told together.
     """
 
     last: int = 0
     most: int = 0
-    known: dict[tuple[int, ...], tuple[int, bool]] = field(default_factory=dict)
+    known: dict[tuple[int, ...], int] = field(default_factory=dict)
 
 
 class Slots:
@@ -84,16 +76,14 @@ class Slots:
         self._places: Tensor | None = None
 
     def enter(self) -> int:
-        """The lowest slot that nobody has; one more if all are taken. What was in it is forgotten."""
+        """The lowest slot that nobody has, empty; one more if all are taken."""
         if not self._free:
             assert not self._fixed, "there are as many slots as sequences"
             self._looked.append(Looked())
             self.count += 1
             return self.count - 1
         slot = heapq.heappop(self._free)
-        self._looked[slot] = Looked()
-        if self.index is not None:
-            self.index.forget(slot, 0)
+        self._clear(slot)
         return slot
 
     def leave(self, slot: int) -> None:
@@ -103,17 +93,19 @@ class Slots:
             self.index, self.count, self._free, self._looked = None, 0, [], []
 
     def take_back(self, slot: int, kept: int) -> None:
-        """Only the first `kept` tokens of a slot are what they were when they were looked at."""
-        looked = self._looked[slot]
-        if self.index is not None and kept < looked.most:
-            self.index.forget(slot, kept)
-            looked.last, looked.most = min(looked.last, kept), kept
-            looked.known = {layers: (min(stop, kept), False) for layers, (stop, _) in looked.known.items()}
+        """Only the first `kept` tokens of a slot are what they were: if more were looked at, it is indexed anew."""
+        if kept < self._looked[slot].most:
+            self._clear(slot)
 
-    def follow(self, arrivals: Sequence[Arrival], views: Views, room: int = 0) -> None:
+    def _clear(self, slot: int) -> None:
+        self._looked[slot] = Looked()
+        if self.index is not None:
+            self.index.clear(slot)
+
+    def follow(self, arrivals: Sequence[Arrival], views: Views) -> None:
         """Bring what is in the slots of a step's sequences up to what is clean in the cache before it.
 
-        `views` know their lengths on the host; `room`: tokens of those that do not decode, the most that are looked at.
+        `views` know their lengths on the host.
         """
         selector = self._plan.selector
         assert selector is not None, "only selectors have indexes"
@@ -122,34 +114,30 @@ class Slots:
             self.index = self._plan.new_slots(keys, self.count, text=self._text)
         if self.index is None:
             return
-        few, many, layers = list[Intake](), list[Intake](), views.layers
+        new, layers = list[Intake](), views.layers
         for one in arrivals:
-            looked, stop = self._looked[one.slot], selector.stop(one.length, min(one.start, one.clean))
-            known, whole = looked.known.get(layers) or looked.known.get(self._layers, (0, True))
-            if stop < known:
-                self.take_back(one.slot, stop)
-                known, whole = stop, False
-            if not one.decodes:
-                stop = min(known + room, stop)
-                room -= stop - known
+            stop = selector.stop(one.length, min(one.start, one.clean))
+            if stop < self._known(one.slot, layers):
+                self._clear(one.slot)
+            known = self._known(one.slot, layers)
             # In most steps nothing is to be looked at anew.
-            if not (whole and known == stop == looked.last):
-                if self._text is not None and selector.reads_text:
-                    self._text.hold(one.slot, one.source, stop)
-                intake = Intake(one.slot, one.origin, known if whole else max(known - 1, 0), stop)
-                (few if stop - known <= MAX_FEW_TOKENS else many).append(intake)
+            if not known == stop == self._looked[one.slot].last:
+                new.append(Intake(one.slot, one.origin, known, stop))
         if not self._fixed:
             # Also for who entered and is not asked yet, whose slot is cleared for the next one.
-            self.index.grow(self.count, max((intake.stop for intake in (*few, *many)), default=0))
-        # As much is planted of every row as of the one that brings most.
-        for some in filter(None, (few, many)):
-            for intake in some:
-                looked = self._looked[intake.slot]
-                looked.last, looked.most = intake.stop, max(looked.most, intake.stop)
-            self.index.take_in(some, views)
-            # Only now: who was interrupted is brought again.
-            for intake in some:
-                self._looked[intake.slot].known[layers] = intake.stop, True
+            self.index.grow(self.count, max((intake.stop for intake in new), default=0))
+        for intake in new:
+            looked = self._looked[intake.slot]
+            looked.last, looked.most = intake.stop, max(looked.most, intake.stop)
+        if new:
+            self.index.take_in(new, views)
+        # Only now: who was interrupted is brought again.
+        for intake in new:
+            self._looked[intake.slot].known[layers] = intake.stop
+
+    def _known(self, slot: int, layers: tuple[int, ...]) -> int:
+        known = self._looked[slot].known
+        return known.get(layers, known.get(self._layers, 0))
 
     def place(self, slots: Sequence[int | None], rows: int, device: torch.device) -> None:
         """Let a step of so many rows search these slots; None, and rows behind them: it searches nobody's.

@@ -117,7 +117,8 @@ class SlotIndex(Protocol):
     def take_in(self, new: Sequence[Intake], views: Views) -> None:
         """Let those layers hold of each slot what follows from its first `stop` tokens; nothing of others is asked.
 
-        In a call of several tokens a layer goes through all of them before the next one sees the first.
+        In a call of several tokens a layer goes through all of them before the next one sees the first. An empty slot
+        of which no token is new stays empty: what runs then is compiled ahead of the first sequence.
         """
 
     def place(self, slots: Sequence[int], on_device: Tensor) -> None:
@@ -129,17 +130,11 @@ class SlotIndex(Protocol):
     def grow(self, slots: int, longest: int) -> None:
         """Have room for so many slots and tokens; never asked of one that was made `fixed`."""
 
-    def forget(self, slot: int, kept: int) -> None:
-        """Only the first `kept` tokens of a slot are what they were; 0: it is empty.
-
-        Layers that are searched have taken in what is there instead, the last of those tokens with it.
-        """
+    def clear(self, slot: int) -> None:
+        """Let a slot be empty, in all layers."""
 
     def permute(self, rows: Tensor) -> None:
         """Let new slot `i` be what slot `rows[i]` was (int64 `[S']`)."""
-
-    def warm_up(self, views: Views) -> None:
-        """Run what `take_in` runs, so that it is compiled; the last slot is empty, and stays so."""
 
     @property
     def nbytes(self) -> int:

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 from torch import Tensor
 
-from .feed import ABSENT, UNKNOWN, TokenFeed
+from .feed import UNKNOWN, TokenFeed
 
 _GROWTH = 256
 
@@ -61,14 +60,8 @@ class TokenHistory(TokenFeed):
         """Position ids int64 `[B, stop - start]`; None if one of them is unknown."""
         return self._slice(1, start, stop)
 
-    def read(self, rows: Tensor, slots: Tensor) -> Tensor:
-        if self._fed is None:
-            return torch.full_like(slots, UNKNOWN)
-        ids = self._fed[0].to(slots.device)[rows[:, None], slots.clamp(max=self._fed.shape[2] - 1)]
-        return torch.where(slots < self.length, ids, ABSENT)
-
-    def hold(self, row: int, source: Any, stop: int) -> None:
-        """Nothing to fetch: all was recorded."""
+    def read(self, row: int, start: int, stop: int) -> Tensor:
+        return self.fed(start, stop)[row]
 
     def continued(self, levels: Sequence[int] | None) -> TokenHistory:
         """The same feed for another run on the same cache, which may know other levels."""

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from ..types import Intake
-from .feed import TokenFeed
+from .feed import UNKNOWN, TokenFeed
 from .levels import WEAKEST
 
 
@@ -59,23 +59,30 @@ class ChunkTable:
         self.ends = torch.zeros_like(self.counts)
         self.stops, self._cut_to = [0] * rows, [0] * rows
 
-    def take_in(self, new: Sequence[Intake]) -> bool:
-        """Look at the first `stop` tokens of each row, and cut what is not cut yet; whether that was not so already."""
+    def take_in(self, new: Sequence[Intake]) -> None:
+        """Look at the first `stop` tokens of each row, and cut what is not cut yet."""
         if all(self.stops[one.slot] == one.stop for one in new):
-            return False
+            return
         further = [one for one in new if one.stop > self._cut_to[one.slot]]
         if further:
             self._cut(further)
         # Only now: who was interrupted cuts again.
         for one in further:
             self._cut_to[one.slot] = one.stop
-        self._look([one.slot for one in new], [one.stop for one in new])
-        return True
+        told = [(one.slot, one.stop) for one in new]
+        rows, stops = torch.tensor(told, device="cpu").to(self.edges.device, non_blocking=True).unbind(1)
+        counts = self.counted(rows, stops)
+        end = self.edges.index_select(0, rows).gather(1, counts[:, None])[:, 0]
+        self.counts.index_copy_(0, rows, counts.int())
+        self.ends.index_copy_(0, rows, torch.where(counts > 0, end, 0))
+        for row, stop in told:
+            self.stops[row] = stop
 
-    def forget(self, row: int, kept: int) -> Tensor:
-        """Only the first `kept` tokens of a row stand, and no more are looked at; how many chunks, int64 `[1]`."""
-        self._cut_to[row] = min(self._cut_to[row], kept)
-        return self._look([row], [min(self.stops[row], kept)])
+    def clear(self, row: int) -> None:
+        """Let a row have no tokens."""
+        self.stops[row] = self._cut_to[row] = 0
+        for held in (self.counts, self.ends):
+            held[row].fill_(0)
 
     def counted(self, rows: Tensor, stops: Tensor) -> Tensor:
         """How many chunks int64 `[n]` the first `stops` tokens of some rows have decided on; both are int64 `[n]`."""
@@ -103,29 +110,19 @@ class ChunkTable:
     def nbytes(self) -> int:
         return self.edges.nbytes + self.counts.nbytes + self.ends.nbytes
 
-    def _look(self, rows: list[int], stops: list[int]) -> Tensor:
-        """Look at so many tokens of some rows; how many chunks these are, int64 `[n]`."""
-        chosen, told = torch.tensor((rows, stops), device="cpu").to(self.edges.device, non_blocking=True).unbind()
-        counts = self.counted(chosen, told)
-        end = self.edges.index_select(0, chosen).gather(1, counts[:, None])[:, 0]
-        self.counts.index_copy_(0, chosen, counts.int())
-        self.ends.index_copy_(0, chosen, torch.where(counts > 0, end, 0))
-        for row, stop in zip(rows, stops, strict=True):
-            self.stops[row] = stop
-        return counts
-
     def _cut(self, new: Sequence[Intake]) -> None:
         """Cut rows to their `stop`, from the last chunk that is decided on."""
         cuts, device = self.cuts, self.edges.device
         self._reserve(cuts.most(max(one.stop for one in new)))
-        told = [(one.slot, one.origin, self._cut_to[one.slot], one.stop) for one in new]
-        width = max(stop - max(known - cuts.longest + 1, cuts.first) for _, _, known, stop in told)
+        # Behind it, no cut is known yet.
+        bases = [max(self._cut_to[one.slot] - cuts.longest + 1, cuts.first) for one in new]
+        width = max(one.stop - base for one, base in zip(new, bases, strict=True))
         if width < cuts.longest:
             return
-        chosen, origins, known, stops = torch.tensor(told, device="cpu").to(device, non_blocking=True).unbind(1)
+        told = [(one.slot, self._cut_to[one.slot], at, one.stop) for one, at in zip(new, bases, strict=True)]
+        chosen, known, base, stops = torch.tensor(told, device="cpu").to(device, non_blocking=True).unbind(1)
         settled, edges = self.counted(chosen, known), self.edges.index_select(0, chosen)
-        base = (known - cuts.longest + 1).clamp(min=cuts.first)
-        follows = self._following(chosen, origins + base, width, stops - base)
+        follows = self._following(self._levels(new, bases, width), stops - base)
         start = edges.gather(1, settled[:, None]).long() - base[:, None]
         reached = _reached(follows, start, width // cuts.shortest)
         places = settled[:, None] + reached.cumsum(1) - 1
@@ -136,17 +133,21 @@ class ChunkTable:
         wide = pad(torch.where(standing, edges, cuts.first), (0, 1))
         self.edges.index_copy_(0, chosen, wide.scatter_(1, target, position)[:, :-1])
 
-    def _following(self, rows: Tensor, first: Tensor, width: int, limits: Tensor) -> Tensor:
-        """Where a chunk ends that starts i slots behind `first`, int64 `[n, width + 1]`; i: it cannot be cut yet.
+    def _levels(self, new: Sequence[Intake], bases: Sequence[int], width: int) -> Tensor:
+        """Of each row's tokens from a base to its stop, int8 `[n, width]`; -1: unknown, or behind the stop."""
+        if self.text is None:
+            return torch.full((len(new), width), UNKNOWN, dtype=torch.int8, device=self.edges.device)
+        pairs = zip(new, bases, strict=True)
+        spans = [(one.slot, one.origin + base, one.origin + max(base, one.stop)) for one, base in pairs]
+        return self.text.window(spans, self.edges.device)
+
+    def _following(self, levels: Tensor, limits: Tensor) -> Tensor:
+        """Where a chunk ends that starts at place i of `levels`, int64 `[n, width + 1]`; i: it cannot be cut yet.
 
         Such a window of `longest` tokens is cut behind its latest token of the strongest level among those that leave
         it long enough (LycheeCluster, section 4.3).
         """
         cuts = self.cuts
-        if self.text is None:
-            levels = torch.full((len(rows), width), -1, dtype=torch.int8, device=first.device)
-        else:
-            levels = self.text.window(rows, first, width)
         ends = levels[:, cuts.shortest - 1 :].long()
         ends = torch.where(ends > 0, ends, WEAKEST).unfold(1, cuts.longest - cuts.shortest + 1, 1)
         choices = ends.shape[2]
@@ -154,7 +155,7 @@ class ChunkTable:
         latest = choices - 1 - (ends * choices + backwards).amin(2) % choices
         unknown = (levels < 0).unfold(1, cuts.longest, 1).any(2)
         lengths = torch.where(unknown, cuts.longest, cuts.shortest + latest)
-        place = torch.arange(width + 1, device=levels.device).expand(len(rows), -1)
+        place = torch.arange(levels.shape[1] + 1, device=levels.device).expand(len(levels), -1)
         lengths = pad(lengths, (0, place.shape[1] - lengths.shape[1]))
         return torch.where(place + cuts.longest <= limits[:, None], place + lengths, place)
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Literal, get_args
 
@@ -75,9 +74,9 @@ class ClusterSettings:
         """Room for the groups of a row of `length` tokens."""
         return self.cuts.most(length) // self.replant + 1
 
-    def touched(self, new: Iterable[Intake]) -> int:
+    def touched(self, new: Intake) -> int:
         """The most groups of a row in which some of its chunks are new."""
-        return -(-max(self.cuts.decided(one.kept, one.stop) for one in new) // self.replant) + 1
+        return -(-self.cuts.decided(new.kept, new.stop) // self.replant) + 1
 
     @property
     def clusters(self) -> int:

@@ -11,13 +11,10 @@ from ....decode.slots import Arrival, Slots
 from ....plans.plan import Plan
 from ....plans.rectify import Clean, Phase
 from ....selection.index import SlotIndex, Views
-from ....text.feed import TokenFeed
-from ....types import KVView, Rows
+from ....types import Intake, KVView, Rows
 from .batch import Batch
+from .fed import RequestFeed
 from .requests import RequestRow
-
-MAX_PROMPT_TOKENS = 2048
-"""Of prompts that a step takes in, or as many as it computes; of rows that decode it takes in all there is."""
 
 
 @dataclass(slots=True, eq=False)
@@ -63,19 +60,19 @@ class RequestSlots:
         self,
         plan: Plan,
         phase: Phase,
-        text: TokenFeed,
+        text: RequestFeed,
         view: Callable[[int, Rows], KVView],
         index: SlotIndex | None = None,
         requests: int = 0,
         rows: int = 0,
     ) -> None:
-        self._plan, self._phase, self._view, self._warm = plan, phase, view, index is None
-        self._layers = tuple(sorted(plan.refreshing))
+        self._plan, self._phase, self._view, self._text = plan, phase, view, text
+        self._layers, self._warm = tuple(sorted(plan.refreshing)), index is None
         self.slots = Slots(plan, text, index, requests, rows)
 
     def follow(self, batch: Batch, table: Tensor, lengths: Tensor) -> None:
         """Bring the index up to what is in the cache before a step; blocks int32 `[B, n]`, lengths int32 `[B]`."""
-        arrivals, rows, computed = list[Arrival](), dict[int, int](), 0
+        arrivals, rows = list[Arrival](), dict[int, int]()
         for row, (request, decodes) in enumerate(zip(batch.requests, batch.decoding, strict=True)):
             length, count = batch.lengths[row], batch.queries[row]
             start = length - count
@@ -88,26 +85,24 @@ class RequestSlots:
             memory.wrote(start, count, dense=count > 1 or batch.prefilling[row])
             if not decodes and self._plan.covers(length):
                 continue
-            computed += count
             if memory.slot is None:
                 memory.slot = self.slots.enter()
                 if not decodes:
                     # It may have found blocks that another request computes in this very step.
                     continue
-            source = request, batch.places[row]
-            arrivals.append(Arrival(memory.slot, start, length, memory.final.boundary, decodes, source=source))
+            self._text.here[memory.slot] = request, batch.places[row]
+            arrivals.append(Arrival(memory.slot, start, length, memory.final.boundary))
             rows[memory.slot] = row
-        # What a prompt's chunk computes may be taken in beside the next one, which takes far longer.
-        room = max(MAX_PROMPT_TOKENS, computed)
         views = Views(
             self._layers, lambda some: self._seen(batch.picked([rows[slot] for slot in some], table, lengths))
         )
-        self.slots.follow(arrivals, views, room)
+        self.slots.follow(arrivals, views)
 
     def warm_up(self, batch: Batch, table: Tensor, lengths: Tensor) -> None:
-        """Compile what taking text in needs, before a request does."""
+        """Compile what taking tokens in needs, before a request does: of nobody's slot, which stays empty."""
         if not self._warm and self.slots.index is not None:
-            self.slots.index.warm_up(Views(self._layers, lambda _: self._seen(batch.picked([0], table, lengths))))
+            views = Views(self._layers, lambda _: self._seen(batch.picked([0], table, lengths)))
+            self.slots.index.take_in([Intake(self.slots.count, 0, 0, 0)], views)
         self._warm = True
 
     def place(self, requests: Sequence[RequestRow | None], rows: Rows) -> None:
