@@ -6,7 +6,6 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import Any, Generic, TypeVar
 
-import torch
 from torch import Tensor
 
 from saccade.selection.index import LayerIndex, SlotSizes, Views

@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from saccade.decode.indexes import OwnIndexes
+from saccade.decode.indexes import Indexes
 from saccade.kernels._cluster_tree import ClusterTree
 from saccade.kernels.chunk_keys.api import chunk_keys
 from saccade.selection.clusters.index import ClusterIndex, ClusterLayer
@@ -68,7 +68,7 @@ class Cache:
         return Cache(keys, torch.cat((self.ids[:, :kept], other.ids[:, kept:]), dim=1))
 
 
-def update(indexes: OwnIndexes, kv: KVView, count: int, *others: KVView, clean: int = 10**9) -> Any:
+def update(indexes: Indexes, kv: KVView, count: int, *others: KVView, clean: int = 10**9) -> Any:
     """The last layer's index after a call whose last `count` tokens are new; `others`: caches of further layers."""
     indexes.begin(max(int(kv.rows.seq_lens.min()) - count, 0), clean)
     return [indexes.of(layer, seen) for layer, seen in enumerate((kv, *others))][-1]

@@ -206,7 +206,7 @@ def test_an_index_is_set_aside_before_the_cache(
     assert list(held.index.layers) == list(range(2, LAYERS))
     # vLLM may make builders twice, the first time to see what graphs need.
     again = SaccadeFlashBuilder(engine.spec, engine.names, engine.config, engine.device)
-    assert again.sparse.slots.slots.index is engine.builder.sparse.slots.slots.index is held.index
+    assert again.sparse.slots.index is engine.builder.sparse.slots.index is held.index
 
 
 def test_an_index_that_sleep_may_discard_is_not_set_aside(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -226,7 +226,7 @@ def serve(engine: CudaEngine, **changes: Any) -> None:
 
 def searched(engine: CudaEngine) -> list[int]:
     """The slots that the latest step's rows search."""
-    index: Any = engine.builder.sparse.slots.slots.index
+    index: Any = engine.builder.sparse.slots.index
     found: list[int] = index.placed[1].tolist()
     return found
 

@@ -57,7 +57,7 @@ class Fixed:
         self.slots.place([self.here[request] for request in requests], rows)
         for layer in range(1, LAYERS):
             kv = self.world.view(layer, rows)
-            found.append(CLUSTERS.select(q, kv, self.slots.slots.of(layer, kv), None, 1.0))
+            found.append(CLUSTERS.select(q, kv, self.slots.of(layer, kv), None, 1.0))
         return found
 
     def check(self, requests: list[int]) -> None:
@@ -72,7 +72,7 @@ class Fixed:
     def addresses(self) -> list[int]:
         """Of all that a search reads."""
         held = [self.index.table.edges, self.index.table.ends, self.index.placed[1]]
-        for tree in (self.index.tree, *(one.tree for one in self.index.layers.values())):
+        for tree in (self.index.trees, *(one.tree for one in self.index.layers.values())):
             held += tree.tensors().values()
         return [tensor.data_ptr() for tensor in held]
 
@@ -122,7 +122,7 @@ def test_nothing_is_seen_of_who_had_the_slot_before() -> None:
     fixed.step({0: 1})
     fixed.check([0])
     fixed.leave(0)
-    for name, tensor in fixed.index.tree.tensors().items():
+    for name, tensor in fixed.index.trees.tensors().items():
         if name not in ("unit_tokens", "edges", "ends"):
             tensor.fill_(float("nan") if tensor.is_floating_point() else 2**30)
     second = fixed.enter(1)
@@ -183,7 +183,7 @@ def test_planting_is_compiled_before_a_request_comes(monkeypatch: pytest.MonkeyP
         )
     assert len(planted) == 1
     assert not planted[0].any()
-    assert not fixed.index.tree.unit_tokens.any()
+    assert not fixed.index.trees.unit_tokens.any()
     fixed.enter(0)
     fixed.step({0: 1})
     assert len(planted) == 2
