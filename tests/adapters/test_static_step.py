@@ -146,7 +146,7 @@ def to_meta(decoding: Decoding) -> None:
         layer.device = torch.device("meta")
     decoding.starts = decoding.starts.to("meta")
     history = in_cache(decoding).state.history
-    history._fed = None if history._fed is None else history._fed.to("meta")
+    history._fed = history._fed.to("meta")
 
 
 @ON_DEVICE

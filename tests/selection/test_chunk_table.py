@@ -68,7 +68,6 @@ def test_against_a_naive_cut(cuts: Cuts, data: st.DataObject) -> None:
         row = data.draw(st.integers(0, len(ids) - 1))
         ids[row] = data.draw(st.lists(st.integers(0, UNKNOWN), min_size=len(ids[row]), max_size=max(90, len(ids[row]))))
         width = max(map(len, ids))
-        history._fed = None
         history.record(0, width, len(ids), torch.tensor([one + [0] * (width - len(one)) for one in ids]), None)
         table.clear(row)
         assert edges(table, row) == [cuts.first]

@@ -21,12 +21,13 @@ class TokenFeed(ABC):
 
     Attributes:
         levels: delimiter level of every vocabulary id (`saccade.text.levels`), None without a tokenizer.
+        unread: whether text was asked for where none is known, as where a model was fed embeddings.
     """
 
     def __init__(self, levels: Sequence[int] | None = None) -> None:
         self.levels = levels
         self._table: Tensor | None = None
-        self._unread: Tensor | bool = False
+        self.unread: Tensor | bool = False
 
     @abstractmethod
     def read(self, row: int, start: int, stop: int) -> Tensor:
@@ -47,10 +48,5 @@ class TokenFeed(ABC):
         read = [self.read(*span).to(device, non_blocking=True) for span in spans]
         ids = pad_sequence(read, batch_first=True, padding_value=_ABSENT)
         known = (ids >= 0) & (ids < len(self.levels))
-        self._unread = ((ids == UNKNOWN) | (ids >= len(self.levels))).any() | self._unread
+        self.unread = ((ids == UNKNOWN) | (ids >= len(self.levels))).any() | self.unread
         return self._table[torch.where(known, ids, len(self.levels))]
-
-    @property
-    def unread(self) -> Tensor | bool:
-        """Whether text was asked for where none is known, as where a model was fed embeddings."""
-        return self._unread

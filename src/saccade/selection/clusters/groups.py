@@ -18,8 +18,7 @@ class Groups:
     """G neighbouring groups of S places for chunks in each of n slots.
 
     Attributes:
-        slots, first: int64 `[n]`, where they are and the first of the groups.
-        places: the same on the host, where that costs nothing.
+        slots: int64 `[n]`, where they are.
         edges: int32 `[n, G · S + 1]`, of their chunks; what is absent lies between equal ones.
         numbers: int64 `[n, G]`, of the groups in their slot.
         chunks, clusters, units: int64 `[n, G]`, how many each group has.
@@ -27,8 +26,6 @@ class Groups:
     """
 
     slots: Tensor
-    first: Tensor
-    places: list[tuple[int, int]] | None
     edges: Tensor
     numbers: Tensor
     chunks: Tensor
@@ -38,7 +35,7 @@ class Groups:
 
     @classmethod
     def of(cls, settings: ClusterSettings, slots: Tensor, first: Tensor, edges: Tensor, counts: Tensor) -> Groups:
-        """As told by `slots`, `first` and `edges`; `counts`, int64 `[n]`, are all chunks of the slots."""
+        """Of each slot from its `first` on, int64 `[n]`, as many as have `edges`; `counts` `[n]` are all its chunks."""
         size, per_cluster = settings.replant, settings.cluster_size
         numbers = first[:, None] + torch.arange((edges.shape[1] - 1) // size, device=edges.device)
         chunks = (counts[:, None] - numbers * size).clamp(0, size)
@@ -47,8 +44,6 @@ class Groups:
         units = torch.tensor([settings.units(number) for number in range(settings.clusters + 1)], device="cpu")
         return cls(
             slots=slots,
-            first=first,
-            places=list(zip(slots.tolist(), first.tolist(), strict=True)) if slots.is_cpu else None,
             edges=edges,
             numbers=numbers,
             chunks=chunks,

@@ -92,13 +92,13 @@ def write(trees: ClusterTree, first: int, settings: ClusterSettings, planted: Pl
             # Where the last of a group ends, the first of the next one begins; of the last group the slot ends.
             values = torch.minimum(pad(values, (0, 1), value=_BEYOND), groups.totals[counted][:, None, None])
         target, places = getattr(trees, name)[first : first + len(values)], _places(name, settings)
-        if groups.places is not None:
+        at = groups.numbers[:, :1] * places + torch.arange(values.shape[3], device=target.device)
+        if slots.is_cpu:
             # Several times as fast as an index.
-            for number, (slot, group) in enumerate(groups.places):
-                target[:, slot, :, group * places : group * places + values.shape[3]] = values[:, number]
+            for number, (slot, start) in enumerate(zip(slots.tolist(), at[:, 0].tolist(), strict=True)):
+                target[:, slot, :, start : start + values.shape[3]] = values[:, number]
             continue
         head = torch.arange(heads, device=target.device)[:, None]
-        at = groups.first[:, None] * places + torch.arange(values.shape[3], device=target.device)
         target[:, slots[:, None, None], head, at[:, None]] = values.to(target.dtype)
 
 
