@@ -6,6 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import Any, Generic, TypeVar
 
+import torch
 from torch import Tensor
 
 from saccade.selection.index import LayerIndex, SlotSizes, Views
@@ -21,7 +22,7 @@ class ChunkedIndex:
 
     def __init__(self, settings: Any, cuts: Cuts, layer: type[ChunkedLayer[Any]], sizes: SlotSizes) -> None:
         self.keys, self.text = sizes.keys, sizes.text
-        self.table = ChunkTable(cuts, sizes.text, sizes.slots, sizes.keys.device)
+        self.table = ChunkTable(cuts, sizes.text, sizes.slots, 1, sizes.keys.device)
         self.layers = {number: layer(self, settings, [None] * sizes.slots) for number in sizes.layers}
         self._placed: Sequence[int] | None = None
 
@@ -41,11 +42,11 @@ class ChunkedIndex:
         return range(batch) if self._placed is None else self._placed
 
     def grow(self, slots: int, longest: int) -> None:
-        more = slots - len(self.table.stops)
-        if more > 0:
-            self.table.grow(slots)
-            for layer in self.layers.values():
-                layer.held += [None] * more
+        have, chunks = len(self.table.stops), self.table.cuts.most(longest)
+        if slots > have or chunks >= self.table.edges.shape[1]:
+            self.table.arrange(torch.arange(max(slots, have)).clamp(max=have), chunks + chunks // 8)
+        for layer in self.layers.values():
+            layer.held += [None] * (slots - have)
 
     def clear(self, slot: int) -> None:
         self.table.clear(slot)
@@ -53,7 +54,7 @@ class ChunkedIndex:
             layer.held[slot] = None
 
     def permute(self, rows: Tensor) -> None:
-        self.table.permute(rows)
+        self.table.arrange(rows, 0)
         for layer in self.layers.values():
             layer.held[:] = [layer.held[row] for row in rows.tolist()]
 

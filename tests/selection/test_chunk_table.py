@@ -27,7 +27,7 @@ def table_of(cuts: Cuts, ids: Sequence[Sequence[int]], levels: Sequence[int] = L
     for row, tokens in enumerate(ids):
         padded[row, : len(tokens)] = torch.tensor(tokens, dtype=torch.int64)
     history.record(0, padded.shape[1], len(ids), padded, None)
-    return ChunkTable(cuts, history, len(ids), torch.device("cpu"))
+    return ChunkTable(cuts, history, len(ids), max(padded.shape[1], 300), torch.device("cpu"))
 
 
 def edges(table: ChunkTable, row: int = 0) -> list[int]:
@@ -111,17 +111,16 @@ def test_rows_are_added_and_move() -> None:
     table = table_of(Cuts(1, 2, 4), [[0] * 40, [0] * 40])
     table.take_in([Intake(0, 0, 0, 21), Intake(1, 0, 0, 9)])
     one, other = edges(table, 0), edges(table, 1)
-    table.permute(torch.tensor([1, 0, 1]))
-    assert [edges(table, row) for row in range(3)] == [other, one, other]
-    table.grow(4)
-    assert edges(table, 3) == [1] and table.stops == [9, 21, 9, 0]
+    table.arrange(torch.tensor([1, 0, 1, 2]), 449)
+    assert [edges(table, row) for row in range(4)] == [other, one, other, [1]]
+    assert table.stops == [9, 21, 9, 0] and table.edges.shape == (4, 450)
     assert table.nbytes > 0
 
 
 def test_without_levels_chunks_have_one_length() -> None:
     for table in (
-        ChunkTable(Cuts(2, 3, 6), None, 1, torch.device("cpu")),
-        ChunkTable(Cuts(2, 3, 6), TokenHistory(), 1, torch.device("cpu")),
+        ChunkTable(Cuts(2, 3, 6), None, 1, 13, torch.device("cpu")),
+        ChunkTable(Cuts(2, 3, 6), TokenHistory(), 1, 13, torch.device("cpu")),
     ):
         table.take_in([Intake(0, 0, 0, 40)])
         assert edges(table) == [2, 8, 14, 20, 26, 32, 38]

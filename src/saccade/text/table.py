@@ -38,7 +38,7 @@ class ChunkTable:
     """Chunks of R rows; a chunk is cut once `longest` tokens stand behind its start.
 
     So its end depends on these tokens alone: not on when it was cut, on what was taken back since, or on how the tokens
-    were fed. Rows of at most `longest` tokens never move it in memory.
+    were fed. There is room for so many `chunks` of each.
 
     Attributes:
         cuts, text: sizes, and who knows levels; without text all of it is unknown.
@@ -49,12 +49,9 @@ class ChunkTable:
         stops: on the host, the tokens of each row that are looked at.
     """
 
-    def __init__(
-        self, cuts: Cuts, text: TokenFeed | None, rows: int, device: torch.device, *, longest: int = 0
-    ) -> None:
+    def __init__(self, cuts: Cuts, text: TokenFeed | None, rows: int, chunks: int, device: torch.device) -> None:
         self.cuts, self.text = cuts, text
-        room = max(cuts.most(longest), 1)
-        self.edges = torch.full((rows, room + 1), cuts.first, dtype=torch.int32, device=device)
+        self.edges = torch.full((rows, chunks + 1), cuts.first, dtype=torch.int32, device=device)
         self.counts = torch.zeros(rows, dtype=torch.int32, device=device)
         self.ends = torch.zeros_like(self.counts)
         self.stops, self._cut_to = [0] * rows, [0] * rows
@@ -91,20 +88,12 @@ class ChunkTable:
         # Behind the last one edges repeat.
         return (decided & (edges[:, 1:] > edges[:, :-1])).sum(1)
 
-    def permute(self, rows: Tensor) -> None:
-        """Let row `i` be what row `rows[i]` was (int64 `[R']`)."""
-        self.edges, self.counts, self.ends = (
-            held.index_select(0, rows) for held in (self.edges, self.counts, self.ends)
-        )
-        self.stops, self._cut_to = ([held[row] for row in rows.tolist()] for held in (self.stops, self._cut_to))
-
-    def grow(self, rows: int) -> None:
-        """Make room for so many rows."""
-        more = rows - len(self.stops)
-        self.edges = pad(self.edges, (0, 0, 0, more), value=self.cuts.first)
-        self.counts, self.ends = pad(self.counts, (0, more)), pad(self.ends, (0, more))
-        self.stops += [0] * more
-        self._cut_to += [0] * more
+    def arrange(self, rows: Tensor, chunks: int) -> None:
+        """Row `i` is what row `rows[i]` was (int64 `[R']`), empty if there was none, with room for so many chunks."""
+        more = max(chunks + 1 - self.edges.shape[1], 0)
+        self.edges = pad(self.edges, (0, more, 0, 1), value=self.cuts.first).index_select(0, rows)
+        self.counts, self.ends = (pad(held, (0, 1)).index_select(0, rows) for held in (self.counts, self.ends))
+        self.stops, self._cut_to = ([[*held, 0][row] for row in rows.tolist()] for held in (self.stops, self._cut_to))
 
     @property
     def nbytes(self) -> int:
@@ -113,7 +102,6 @@ class ChunkTable:
     def _cut(self, new: Sequence[Intake]) -> None:
         """Cut rows to their `stop`, from the last chunk that is decided on."""
         cuts, device = self.cuts, self.edges.device
-        self._reserve(cuts.most(max(one.stop for one in new)))
         # Behind it, no cut is known yet.
         bases = [max(self._cut_to[one.slot] - cuts.longest + 1, cuts.first) for one in new]
         width = max(one.stop - base for one, base in zip(new, bases, strict=True))
@@ -158,12 +146,6 @@ class ChunkTable:
         place = torch.arange(levels.shape[1] + 1, device=levels.device).expand(len(levels), -1)
         lengths = pad(lengths, (0, place.shape[1] - lengths.shape[1]))
         return torch.where(place + cuts.longest <= limits[:, None], place + lengths, place)
-
-    def _reserve(self, chunks: int) -> None:
-        """Make room for so many chunks, and for an eighth more."""
-        held = self.edges.shape[1] - 1
-        if chunks > held:
-            self.edges = pad(self.edges, (0, chunks + max(chunks // 8, 16) - held), value=self.cuts.first)
 
 
 def _reached(follows: Tensor, start: Tensor, steps: int) -> Tensor:

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
 
+import torch
 from torch import Tensor
 
 from ...kernels._cluster_tree import ClusterTree, SearchWidths
@@ -18,7 +19,7 @@ from ..index import SlotSizes, Views
 from .groups import Groups
 from .plant import plant
 from .settings import ClusterSettings
-from .tree import empty_trees, groups_of, of_layer, own, with_room, write
+from .tree import arranged, empty_trees, groups_of, of_layer, write
 
 TOGETHER = 1024
 """Groups of a head that are planted together: each needs half a megabyte meanwhile, and fewer leave a device idle."""
@@ -43,16 +44,14 @@ class ClusterIndex:
 
     def __init__(self, settings: ClusterSettings, sizes: SlotSizes) -> None:
         self.settings, self.fixed, keys = settings, sizes.fixed, sizes.keys
-        self.table = ChunkTable(settings.cuts, sizes.text, sizes.slots, keys.device, longest=sizes.longest)
+        groups = settings.groups(sizes.longest)
+        self.table = ChunkTable(settings.cuts, sizes.text, sizes.slots, groups * settings.replant, keys.device)
         self.placed: tuple[Sequence[int], Tensor] | None = None
         self._numbers = {layer: number for number, layer in enumerate(sizes.layers)}
-        layers, groups = len(self._numbers), settings.groups(sizes.longest)
-        self._lay_out(empty_trees(settings, keys, layers, self.table.edges, self.table.ends, groups))
+        self._lay_out(empty_trees(settings, keys, len(self._numbers), self.table.edges, self.table.ends, groups))
 
     def take_in(self, new: Sequence[Intake], views: Views) -> None:
         self.table.take_in(new)
-        if self.trees.edges is not self.table.edges:
-            self._lay_out(self.trees)
         # As much is planted of each slot as of the one that brings most.
         touched, heads = self.settings.touched, self.trees.radii.shape[2]
         for groups, some in groupby(sorted(new, key=touched), touched):
@@ -66,11 +65,11 @@ class ClusterIndex:
         self.placed = slots, on_device
 
     def grow(self, slots: int, longest: int) -> None:
-        if slots > len(self.table.stops):
-            self.table.grow(slots)
-        grown = with_room(self.trees, self.settings, slots, self.settings.groups(longest))
-        if grown is not self.trees:
-            self._lay_out(grown)
+        have, groups = self.trees.radii.shape[1], self.settings.groups(longest)
+        if slots > have or groups > groups_of(self.trees, self.settings):
+            grown = torch.arange(max(slots, have), device=self.table.edges.device).clamp(max=have)
+            # An eighth more, so that it does not move with every group.
+            self._arrange(grown, groups + groups // 8)
 
     def clear(self, slot: int) -> None:
         self.table.clear(slot)
@@ -78,13 +77,15 @@ class ClusterIndex:
         self.trees.unit_tokens[:, slot].fill_(0)
 
     def permute(self, rows: Tensor) -> None:
-        self.table.permute(rows)
-        moved = {name: held.index_select(1, rows) for name, held in own(self.trees).items()}
-        self._lay_out(replace(self.trees, **moved))
+        self._arrange(rows, 0)
 
     @property
     def nbytes(self) -> int:
         return self.trees.nbytes + self.table.counts.nbytes
+
+    def _arrange(self, slots: Tensor, groups: int) -> None:
+        self.table.arrange(slots, groups * self.settings.replant)
+        self._lay_out(arranged(self.trees, self.settings, slots, groups))
 
     def _lay_out(self, trees: ClusterTree) -> None:
         trees = replace(trees, edges=self.table.edges, ends=self.table.ends)

@@ -62,17 +62,14 @@ def groups_of(trees: ClusterTree, settings: ClusterSettings) -> int:
     return trees.members.shape[-1] // settings.replant
 
 
-def with_room(trees: ClusterTree, settings: ClusterSettings, slots: int, groups: int) -> ClusterTree:
-    """The same with room for so many slots, and for so many groups of each and an eighth more."""
-    more_slots, held = max(slots - trees.radii.shape[1], 0), groups_of(trees, settings)
-    more = groups + groups // 8 - held if groups > held else 0
-    if more == more_slots == 0:
-        return trees
-    grown = {}
+def arranged(trees: ClusterTree, settings: ClusterSettings, slots: Tensor, groups: int) -> ClusterTree:
+    """Slot `i` is what slot `slots[i]` was (int64 `[S']`), empty if there was none, with room for so many groups."""
+    more, moved = max(groups - groups_of(trees, settings), 0), {}
     for name, tensor in own(trees).items():
         inner = (0, 0) * (tensor.dim() - 4)
-        grown[name] = pad(tensor, (*inner, 0, more * _places(name, settings), 0, 0, 0, more_slots))
-    return replace(trees, **grown)
+        wider = pad(tensor, (*inner, 0, more * _places(name, settings), 0, 0, 0, 1))
+        moved[name] = wider.index_select(1, slots)
+    return replace(trees, **moved)
 
 
 def write(trees: ClusterTree, first: int, settings: ClusterSettings, planted: Planted, groups: Groups) -> None:
