@@ -78,13 +78,16 @@ class RequestSlots(Slots):
     def begin(self, past: int, clean: int) -> None:
         """Nothing to forget: every step says what it writes."""
 
+    def permute(self, rows: Tensor) -> None:
+        """Nothing to move: requests stay in their slots."""
+
     def enter(self) -> int:
         """The lowest slot that nobody has, empty; one more if all are taken."""
         if not self._free:
             assert not self.fixed, "there are as many slots as sequences"
             self._looked.append(Looked())
             return self.count - 1
-        slot = heapq.heappop(self._free)
+        slot: int = heapq.heappop(self._free)
         self.clear(slot)
         return slot
 
