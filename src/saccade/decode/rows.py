@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 from torch import Tensor
@@ -14,6 +14,8 @@ from ..text.feed import TokenFeed
 from ..types import KVView
 from .indexes import Updates
 from .slots import Arrival, Slots
+
+Seen = Callable[[Sequence[int]], Mapping[int, KVView]]
 
 
 class RowSlots(Slots):
@@ -40,19 +42,20 @@ class RowSlots(Slots):
             sizes = KeySizes.of(kv), kv.rows.batch
             self.restart(kv.rows.batch, self._plan.new_slots(*sizes, longest=longest, text=self._text, fixed=True))
 
-    def follow(self, bounds: Sequence[tuple[int, int]], views: Views) -> None:
-        """Take in what a step, behind which rows have these starts and lengths, finds below its last token."""
+    def follow(self, bounds: Sequence[tuple[int, int]], layers: tuple[int, ...], seen: Seen) -> None:
+        """Take in what a step, behind which rows have these starts and lengths, finds below its last token.
+
+        `seen` gives the caches of `layers` as some rows see them.
+        """
         for row, (origin, _) in enumerate(bounds):
             self.take_back(row, max(self._past - origin, 0))
         # A call's later tokens, and other layers, find what it has written.
         self._past = ALL
-        self.bring(
-            [
-                Arrival(row, max(length - 1, 0), length, max(self._clean - origin, 0), origin)
-                for row, (origin, length) in enumerate(bounds)
-            ],
-            views,
-        )
+        arrivals = [
+            Arrival(row, max(length - 1, 0), length, max(self._clean - origin, 0), origin)
+            for row, (origin, length) in enumerate(bounds)
+        ]
+        self.bring(arrivals, Views(layers, seen))
 
     def of(self, layer: int, kv: KVView) -> LayerIndex | None:
         layer = self._plan.sources.get(layer, layer)
@@ -83,4 +86,4 @@ class RowSlots(Slots):
         def seen(rows: Sequence[int]) -> dict[int, KVView]:
             return {layer: kv if [*rows] == everyone else kv.picked([*rows])}
 
-        self.follow(kv.rows.bounds, Views((layer,), seen))
+        self.follow(kv.rows.bounds, (layer,), seen)

@@ -10,7 +10,6 @@ from torch import Tensor
 
 from ...decode.rows import RowSlots
 from ...errors import UnsupportedModelError
-from ...selection.index import Views
 from ...types import KVView, Rows
 from .cache import refuse_moving
 from .rectify import Rectifier
@@ -89,7 +88,7 @@ class Upkeep:
             with lasting():
                 self._slots.begin(past, self._session.final.boundary)
                 bounds = [(start, past + 1 - start) for start in self._first]
-                self._slots.follow(bounds, Views(self._layers, lambda rows: self._seen(rows, past + 1)))
+                self._slots.follow(bounds, self._layers, lambda rows: self._seen(rows, past + 1))
 
     def done(self) -> None:
         """Note that the step was a replay, which nobody else hears of."""
