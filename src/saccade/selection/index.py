@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Protocol
 
 import torch
@@ -32,20 +33,17 @@ NOWHERE = KeySizes(1, 16, torch.float32, torch.device("meta"))
 """Keys without content, to ask what an index of some would be."""
 
 
-@dataclass(slots=True, eq=False)
+@dataclass(frozen=True, eq=False)
 class NewTokens:
     """The last `count` tokens of all `rows`, or all of a shorter one; one object for all layers of a step."""
 
     rows: Rows
     count: int
-    _start: Tensor | None = None
 
-    @property
+    @cached_property
     def start(self) -> Tensor:
-        """Logical position of each row's first one, int32 `[B]`; made when it is first asked for."""
-        if self._start is None:
-            self._start = (self.rows.seq_lens - self.count).clamp(min=0)
-        return self._start
+        """Logical position of each row's first one, int32 `[B]`."""
+        return (self.rows.seq_lens - self.count).clamp(min=0)
 
 
 class PageIndex(Protocol):
