@@ -13,7 +13,7 @@ from ..selection.index import KeySizes, LayerIndex, Views
 from ..text.feed import TokenFeed
 from ..types import KVView
 from .indexes import Updates
-from .slots import Arrival, Slots
+from .slots import Slots
 
 Seen = Callable[[Sequence[int]], Mapping[int, KVView]]
 
@@ -51,11 +51,11 @@ class RowSlots(Slots):
             self.take_back(row, max(self._past - origin, 0))
         # A call's later tokens, and other layers, find what it has written.
         self._past = ALL
-        arrivals = [
-            Arrival(row, max(length - 1, 0), length, max(self._clean - origin, 0), origin)
+        due = [
+            self.due(row, length, max(min(length - 1, self._clean - origin), 0), origin)
             for row, (origin, length) in enumerate(bounds)
         ]
-        self.bring(arrivals, Views(layers, seen))
+        self.bring(due, Views(layers, seen))
 
     def of(self, layer: int, kv: KVView) -> LayerIndex | None:
         layer = self._plan.sources.get(layer, layer)

@@ -3,30 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from ..plans.plan import Plan
 from ..selection.index import KeySizes, LayerIndex, SlotIndex, Views
 from ..text.feed import TokenFeed
 from ..types import Intake, KVView
-
-
-@dataclass(frozen=True, slots=True)
-class Arrival:
-    """A sequence in the step at hand.
-
-    Attributes:
-        slot: where it is.
-        start, length: its tokens before the step, and with it.
-        clean: its first tokens that are clean.
-        origin: the cache's slot of its first token.
-    """
-
-    slot: int
-    start: int
-    length: int
-    clean: int
-    origin: int = 0
 
 
 @dataclass(slots=True)
@@ -81,27 +63,29 @@ class Slots:
         if kept < self._looked[slot].most:
             self.clear(slot)
 
-    def bring(self, arrivals: Sequence[Arrival], views: Views) -> None:
-        """Bring what is in the slots of a step's sequences up to what is clean in the cache before it.
+    def due(self, slot: int, length: int, clean: int, origin: int = 0) -> Intake:
+        """What is to be looked at of a sequence of `length` tokens, the first `clean` of which are clean before a step.
 
-        `views` know their lengths on the host.
+        `origin` is the cache's slot of its first token.
         """
-        selector = self._plan.selector
-        assert selector is not None, "only selectors have indexes"
-        if self.index is None and arrivals:
-            keys = KeySizes.of(next(iter(views.of([arrivals[0].slot]).values())))
+        assert self._plan.selector is not None, "only selectors have indexes"
+        return Intake(slot, origin, 0, self._plan.selector.stop(length, clean))
+
+    def bring(self, due: Sequence[Intake], views: Views) -> None:
+        """Let those layers have looked at what is due of a step's sequences; `views` know their lengths on the host."""
+        if self.index is None and due:
+            keys = KeySizes.of(next(iter(views.of([due[0].slot]).values())))
             self.index = self._plan.new_slots(keys, self.count, text=self._text)
         if self.index is None:
             return
         new, layers = list[Intake](), views.layers
-        for one in arrivals:
-            stop = selector.stop(one.length, min(one.start, one.clean))
-            if stop < self._known(one.slot, layers):
+        for one in due:
+            if one.stop < self._known(one.slot, layers):
                 self.clear(one.slot)
             known = self._known(one.slot, layers)
             # In most steps nothing is to be looked at anew.
-            if not known == stop == self._looked[one.slot].last:
-                new.append(Intake(one.slot, one.origin, known, stop))
+            if not known == one.stop == self._looked[one.slot].last:
+                new.append(replace(one, kept=known))
         if not self.fixed:
             # Also for who entered and is not asked yet, whose slot is cleared for the next one.
             self.index.grow(self.count, max((intake.stop for intake in new), default=0))

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ....decode.slots import Arrival, Looked, Slots
+from ....decode.slots import Looked, Slots
 from ....plans.plan import Plan
 from ....plans.rectify import Clean, Phase
 from ....selection.index import SlotIndex, Views
@@ -100,7 +100,7 @@ class RequestSlots(Slots):
 
     def follow(self, batch: Batch, table: Tensor, lengths: Tensor) -> None:
         """Bring the index up to what is in the cache before a step; blocks int32 `[B, n]`, lengths int32 `[B]`."""
-        arrivals, rows = list[Arrival](), dict[int, int]()
+        due, rows = list[Intake](), dict[int, int]()
         for row, (request, decodes) in enumerate(zip(batch.requests, batch.decoding, strict=True)):
             length, count = batch.lengths[row], batch.queries[row]
             start = length - count
@@ -119,9 +119,9 @@ class RequestSlots(Slots):
                     # It may have found blocks that another request computes in this very step.
                     continue
             self._requests.here[memory.slot] = request, batch.places[row]
-            arrivals.append(Arrival(memory.slot, start, length, memory.final.boundary))
+            due.append(self.due(memory.slot, length, min(start, memory.final.boundary)))
             rows[memory.slot] = row
-        self.bring(arrivals, self._views(lambda some: batch.picked([rows[slot] for slot in some], table, lengths)))
+        self.bring(due, self._views(lambda some: batch.picked([rows[slot] for slot in some], table, lengths)))
 
     def warm_up(self, batch: Batch, table: Tensor, lengths: Tensor) -> None:
         """Compile what taking tokens in needs, before a request does: of nobody's slot, which stays empty."""
