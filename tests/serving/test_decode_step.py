@@ -19,7 +19,7 @@ from vllm.v1.attention.backend import AttentionCGSupport
 from host_reads import watching
 from saccade.adapters.vllm.checks import SCHEDULER
 from saccade.adapters.vllm.options import held_by
-from saccade.adapters.vllm.worker import room, slots
+from saccade.adapters.vllm.worker import room
 from saccade.adapters.vllm.worker.cuda import SaccadeFlashBuilder, reasons_of
 from saccade.adapters.vllm.worker.decode_step import DecodeStep
 from saccade.adapters.vllm.worker.requests import RequestRow
@@ -232,14 +232,13 @@ def searched(engine: CudaEngine) -> list[int]:
 
 
 def test_only_rows_that_decode_search_an_index(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Also who has just finished a prompt of several slices; of who opted out, pads the batch or is none: nobody's."""
+    """Also who has just finished a prompt; of who opted out, pads the batch or is none: nobody's."""
     engine = CudaEngine(monkeypatch, CLUSTERS, settings={"max_num_seqs": 5})
     engine.requests.rows[2] = RequestRow(sparse=False)
     nobody, prompts = 5, [Row(0, 150, 150, True), Row(1, 99, 99, True), Row(2, 103, 103, True)]
     engine.step(prompts, engine.random_qkv(352))
     engine.step([Row(0, 151), Row(1, 100)], engine.random_qkv(2))
     held = {row.slot: engine.requests.rows[row.slot].memory for row in prompts[:2]}
-    monkeypatch.setattr(slots, "MAX_PROMPT_TOKENS", 60)
     engine.step([Row(3, 230, 230, True)], engine.random_qkv(230))
     step = decode_step(engine, [Row(1, 101), Row(2, 104), Row(3, 231), Row(0, 152), Row(0, 0, 0)])
     last = engine.requests.rows[3].memory.slot
