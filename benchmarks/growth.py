@@ -18,7 +18,7 @@ from torch import Tensor
 from claims.methods.whole_tree import WholeTree, WholeTreeLayer
 from saccade.bench.rows import quartiles
 from saccade.checkpoints.load import DTYPES
-from saccade.decode.indexes import OwnIndexes
+from saccade.decode.state import own_indexes
 from saccade.errors import PolicyError, SaccadeError
 from saccade.eval.output import whole_numbers
 from saccade.kernels._cluster_tree import ClusterTree
@@ -177,7 +177,7 @@ class _Subject:
         self.shared = False
         self.index: Index | None = None
         roles = layer_roles(ModelShape(1, queries.shape[1], 1, kv.head_dim), 0)
-        self._indexes = OwnIndexes(Plan(selector, roles), TokenHistory())
+        self._indexes = own_indexes(Plan(selector, roles), TokenHistory())
         self._kv = kv
         self._queries = queries
 

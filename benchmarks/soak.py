@@ -20,7 +20,7 @@ from saccade.bench.rows import quartiles
 from saccade.checkpoints.load import ModelSource, pick_device, pick_dtype
 from saccade.checkpoints.shape import shape_of
 from saccade.checkpoints.traffic import weights_read
-from saccade.decode.indexes import OwnIndexes
+from saccade.decode.indexes import Updates
 from saccade.errors import DocumentError, SaccadeError
 from saccade.eval.document import language_reference
 from saccade.methods.policy import Policy
@@ -256,7 +256,8 @@ class Runner:
         """Time that updates of the indexes have taken so far, their first build left out."""
         session = session_of(self.cache)
         indexes = None if session is None else session.state.indexes
-        return indexes.update_seconds if isinstance(indexes, OwnIndexes) else 0.0
+        updates = getattr(indexes, "updates", None)
+        return updates.later if isinstance(updates, Updates) else 0.0
 
     def kv_bytes(self) -> tuple[int, int]:
         """Bytes of the cached keys and values, and of the buffers that hold them."""

@@ -53,8 +53,8 @@ class Scores:
         if not self.selector.reads_text:
             keys = gather_tokens(kv.k, kv.k_scale, kv.rows, at[None])[0]
             return ((keys > 0).sum(-1) * 10_000 + at[:, None]).T
-        first = torch.full((1,), intake.origin + intake.kept, device=at.device)
-        levels = self.text.window(torch.full((1,), intake.slot, device=at.device), first, len(at))[0]
+        span = intake.slot, intake.origin + intake.kept, intake.origin + intake.stop
+        levels = self.text.window([span], at.device)[0]
         return at - 1e6 * ((levels < 1) | (levels > 3))
 
     def place(self, slots, on_device):
@@ -68,15 +68,12 @@ class Scores:
             self.counts = torch.nn.functional.pad(self.counts, (0, more[0]))
             self.placed = torch.arange(max(slots, held), device=self.held.device)
 
-    def forget(self, slot, kept):
-        self.counts[slot].clamp_(max=kept)
+    def clear(self, slot):
+        self.counts[slot].fill_(0)
 
     def permute(self, rows):
         self.held, self.counts = self.held[:, rows], self.counts[rows]
         self.placed = torch.arange(len(rows), device=rows.device)
-
-    def warm_up(self, views):
-        pass
 
     @property
     def nbytes(self):

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from saccade.decode.indexes import OwnIndexes
+from saccade.decode.indexes import Indexes
+from saccade.decode.state import own_indexes
 from saccade.kernels._cluster_tree import ClusterTree
 from saccade.plans.plan import Plan, layer_roles
 from saccade.selection.selector import Selector
@@ -12,9 +13,9 @@ from saccade.text.history import TokenHistory
 from saccade.types import ModelShape
 
 
-def beside(selector: Selector, history: TokenHistory | None = None, layers: int = 1) -> OwnIndexes:
+def beside(selector: Selector, history: TokenHistory | None = None, layers: int = 1) -> Indexes:
     """Empty indexes of a cache, all of whose layers choose."""
-    return OwnIndexes(Plan(selector, layer_roles(ModelShape(layers, 4, 2, 8), 0)), history or TokenHistory())
+    return own_indexes(Plan(selector, layer_roles(ModelShape(layers, 4, 2, 8), 0)), history or TokenHistory())
 
 
 def edges_of(index: Any, row: int = 0) -> list[int]:

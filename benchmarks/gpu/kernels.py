@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from saccade.decode.indexes import OwnIndexes
+from saccade.decode.state import own_indexes
 from saccade.errors import KernelError
 from saccade.kernels.cluster_search.api import cluster_search
 from saccade.kernels.dense_decode_scores.api import dense_decode_scores
@@ -426,7 +426,7 @@ def clusters(cell: Cell, budget: int) -> Iterator[Variant]:
     rows = Rows.on_host(cell.rows.page_table, [0], [cell.context])
     view = replace(cell.view(0), rows=rows)
     shape = ModelShape(1, cell.heads.query, cell.heads.kv, cell.heads.dim)
-    indexes = OwnIndexes(Plan(selector, layer_roles(shape, 0)), TokenHistory())
+    indexes = own_indexes(Plan(selector, layer_roles(shape, 0)), TokenHistory())
     index = indexes.of(0, view)
     assert isinstance(index, ClusterLayer), "groups are planted"
     tree = index.tree

@@ -111,10 +111,10 @@ class Planting:
 
 def slices(made: Planting, size: int, row: int) -> dict[str, Any]:
     """A whole prompt in slices of some tokens."""
-    made.index.forget(row, 0)
+    made.index.clear(row)
     stops = [min(stop + size, made.context) for stop in range(0, made.context, size)]
     times = [made.take_in({row: stop}) for stop in stops]
-    made.index.forget(row, 0)
+    made.index.clear(row)
     ahead = [made.launched_ahead({row: stop}) for stop in stops]
     return {
         "total_ms": sum(times),

@@ -11,7 +11,6 @@ import torch
 from torch import Tensor
 
 from saccade.adapters.hf.run import sparsify
-from saccade.calibrate.corpus import Corpus
 from saccade.calibrate.problems import Problem
 from saccade.calibrate.sweep import KEY, Sweep
 from saccade.checkpoints.shape import shape_of
@@ -24,6 +23,7 @@ from saccade.methods.policy import Policy
 from ..judging.claim import Sample, Values
 from ..judging.effects import TEXTS
 from ..judging.study import Study
+from .packages import Packages
 
 PARTS = 4
 """Equal parts of what is decoded; `MEASURE@1` is the first one's, `MEASURE@4` the last one's."""
@@ -120,7 +120,7 @@ def stretches(tokenizer: Any, length: int, count: int, seed: int, positions: int
     """
     if length > positions:
         raise DocumentError(f"texts of {length} tokens are not valid: the model has {positions} positions")
-    corpus, room = Corpus(tokenizer, packages=True), int(length * _SPARE)
+    corpus, room = Packages(tokenizer), int(length * _SPARE)
     starts = corpus.stretches(room, count, int(numpy.random.default_rng(seed).integers(room)))
     if len(starts) < count:
         raise DocumentError(f"{count} texts of {length} tokens: the packages hold {len(starts)}")

@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 import torch
 
 from saccade.adapters.hf.run import sparsify
-from saccade.calibrate.problems import Ask, NeedleProblems, Problem
+from saccade.calibrate.problems import Ask, Problem
 from saccade.calibrate.sweep import KEY
 from saccade.eval.reader import Reader
 from saccade.methods.policy import Policy
@@ -18,6 +18,7 @@ from saccade.methods.policy import Policy
 from ..judging.claim import Sample, Values
 from ..judging.effects import TEXTS
 from ..judging.study import Study
+from .packages import PackageProblems
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,9 +57,7 @@ class Generation:
         for policy in policies.values():
             policy.plan(subject.shape)
         lengths, room = (self.length, self.length), subject.positions - self.longest
-        problems = NeedleProblems(
-            subject.tokenizer, self.task, lengths, self.texts, self.asked, self.seed, room, once=True
-        )
+        problems = PackageProblems(subject.tokenizer, self.task, lengths, self.texts, self.asked, self.seed, room)
         about = {name: getattr(self, name) for name in ("task", "length", "texts", "asked", "longest", "seed")}
         threads, numbers = torch.get_num_threads(), range(len(problems))
         with study.samples(about, KEY) as ledger:

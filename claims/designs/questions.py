@@ -7,13 +7,13 @@ from dataclasses import dataclass
 from statistics import fmean
 from typing import Any, ClassVar
 
-from saccade.calibrate.problems import NeedleProblems
 from saccade.calibrate.sweep import KEY, Sweep
 from saccade.decode.recall import MeanRecall
 
 from ..judging.claim import Sample
 from ..judging.effects import TEXTS
 from ..judging.study import Study
+from .packages import PackageProblems
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,8 +50,8 @@ class Questions:
         policies, subject = study.policies(self.arms), study.subject
         for policy in policies.values():
             policy.plan(subject.shape)
-        problems = NeedleProblems(
-            subject.tokenizer, self.task, self.lengths, self.texts, self.asked, self.seed, subject.positions, once=True
+        problems = PackageProblems(
+            subject.tokenizer, self.task, self.lengths, self.texts, self.asked, self.seed, subject.positions
         )
         about = {name: getattr(self, name) for name in ("task", "texts", "asked", "recall", "seed")}
         about["lengths"] = list(self.lengths)

@@ -12,7 +12,6 @@ import numpy
 
 from saccade.calibrate.heads import head_list, masks, retrieving
 from saccade.calibrate.ledger import Ledger
-from saccade.calibrate.problems import NeedleProblems
 from saccade.calibrate.sweep import KEY, Sweep
 from saccade.errors import OutputError, SaccadeError
 from saccade.eval.output import check_folder, read_json
@@ -20,6 +19,7 @@ from saccade.eval.subject import Subject
 from saccade.methods.policy import Policy
 from saccade.types import ModelShape
 
+from ..designs.packages import PackageProblems
 from ..subject import plain_subject
 from .choice import Choice
 
@@ -51,7 +51,7 @@ class RoleAnswers:
     settings: AnswerSettings
     subject: Subject
     trial: Mapping[str, Any]
-    problems: NeedleProblems
+    problems: PackageProblems
 
     @classmethod
     def check(cls, settings: AnswerSettings) -> RoleAnswers:
@@ -63,9 +63,9 @@ class RoleAnswers:
         own, subject = settings.choice, plain_subject(settings.model, settings.device, settings.dtype)
         trial = read_trial(settings.file, subject.shape)
         check_folder(settings.output_dir)
-        problems = NeedleProblems(
+        problems = PackageProblems(
             subject.tokenizer, trial["task"], (own.context, own.context), own.texts, own.asked, own.seed,
-            subject.positions, once=True, behind=own.behind,
+            subject.positions, behind=own.behind,
         )  # fmt: skip
         return cls(settings, subject, trial, problems)
 

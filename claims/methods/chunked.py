@@ -22,18 +22,17 @@ class ChunkedIndex:
 
     def __init__(self, settings: Any, cuts: Cuts, layer: type[ChunkedLayer[Any]], sizes: SlotSizes) -> None:
         self.keys, self.text = sizes.keys, sizes.text
-        self.table = ChunkTable(cuts, sizes.text, sizes.slots, sizes.keys.device)
+        self.table = ChunkTable(cuts, sizes.text, sizes.slots, 1, sizes.keys.device)
         self.layers = {number: layer(self, settings, [None] * sizes.slots) for number in sizes.layers}
         self._placed: Sequence[int] | None = None
 
     def take_in(self, new: Sequence[Intake], views: Views) -> None:
         self.table.take_in(new)
         for one in (one for one in new if one.kept < one.stop):
-            slot, kept = torch.tensor([one.slot]), torch.tensor([one.kept])
-            first, chunks = int(self.table.counted(slot, kept)), int(self.table.counts[one.slot])
+            chunks = int(self.table.counts[one.slot])
             kvs, edges = views.of((one.slot,)), self.table.edges[one.slot, : chunks + 1]
             for layer, kv in ((self.layers[number], kvs[number]) for number in views.layers):
-                layer.held[one.slot] = layer.planted(one.slot, kv, edges, first, self.text) if chunks else None
+                layer.held[one.slot] = layer.planted(one.slot, kv, edges, self.text) if chunks else None
 
     def place(self, slots: Sequence[int], on_device: Tensor) -> None:
         self._placed = slots
@@ -43,24 +42,21 @@ class ChunkedIndex:
         return range(batch) if self._placed is None else self._placed
 
     def grow(self, slots: int, longest: int) -> None:
-        more = slots - len(self.table.stops)
-        if more > 0:
-            self.table.grow(slots)
-            for layer in self.layers.values():
-                layer.held += [None] * more
-
-    def forget(self, slot: int, kept: int) -> None:
-        self.table.forget(slot, kept)
+        have, chunks = len(self.table.stops), self.table.cuts.most(longest)
+        if slots > have or chunks >= self.table.edges.shape[1]:
+            self.table.arrange(torch.arange(max(slots, have)).clamp(max=have), chunks + chunks // 8)
         for layer in self.layers.values():
-            layer.held[slot] = layer.held[slot] if kept else None
+            layer.held += [None] * (slots - have)
+
+    def clear(self, slot: int) -> None:
+        self.table.clear(slot)
+        for layer in self.layers.values():
+            layer.held[slot] = None
 
     def permute(self, rows: Tensor) -> None:
-        self.table.permute(rows)
+        self.table.arrange(rows, 0)
         for layer in self.layers.values():
             layer.held[:] = [layer.held[row] for row in rows.tolist()]
-
-    def warm_up(self, views: Views) -> None:
-        """Nothing is compiled."""
 
     @property
     def nbytes(self) -> int:
@@ -76,8 +72,8 @@ class ChunkedLayer(LayerIndex, ABC, Generic[Held]):
         self.owner, self.settings, self.held = owner, settings, held
 
     @abstractmethod
-    def planted(self, slot: int, kv: KVView, edges: Tensor, first: int, text: TokenFeed | None) -> Held:
-        """From the chunks between `edges` `[C + 1]` of the only row, those before `first` as they were."""
+    def planted(self, slot: int, kv: KVView, edges: Tensor, text: TokenFeed | None) -> Held:
+        """From the chunks between `edges` `[C + 1]` of the only row; those of what is held are the first of them."""
 
     @abstractmethod
     def narrowed(self, held: Held, start: int, stop: int) -> Held:

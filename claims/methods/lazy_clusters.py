@@ -38,16 +38,14 @@ class LazyTree(ClusterTree):
 
 
 class LazyClusterLayer(WholeTreeLayer):
-    """Plants the chunks of a new prompt, or where some of those planted have gone; else later ones join."""
+    """Plants the chunks of a new prompt, or all there are where some were taken back; else later ones join."""
 
-    def planted(self, slot: int, kv: KVView, edges: Tensor, first: int, text: TokenFeed | None) -> ClusterTree:
+    def planted(self, slot: int, kv: KVView, edges: Tensor, text: TokenFeed | None) -> ClusterTree:
         settings, held = self.settings, self.held[slot]
         assert isinstance(text, TokenHistory), "it is a method of transformers, where a prompt is known"
         prompt = text.prompt - host_bounds(kv.rows)[0][0]
-        if not isinstance(held, LazyTree) or prompt > held.prompt or first < held.built:
+        if not isinstance(held, LazyTree) or prompt > held.prompt:
             held = _built(settings, kv, edges, prompt)
-        elif first < held.chunks:
-            held = _built(settings, kv, edges[: held.built + 1], held.prompt)
         return _joined(settings, kv, edges, held)
 
 

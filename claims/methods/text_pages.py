@@ -41,7 +41,7 @@ class ChunkBounds(ChunkedLayer[Bounds]):
 
     settings: TextPages
 
-    def planted(self, slot: int, kv: KVView, edges: Tensor, first: int, text: TokenFeed | None) -> Bounds:
+    def planted(self, slot: int, kv: KVView, edges: Tensor, text: TokenFeed | None) -> Bounds:
         positions = edges[:-1, None] + torch.arange(self.settings.chunk_max, device=edges.device)
         keys = gather_tokens(kv.k, kv.k_scale, kv.rows, positions.flatten()[None])[0].unflatten(0, positions.shape)
         outside = (positions >= edges[1:, None])[..., None, None]

@@ -20,7 +20,7 @@ from saccade.selection.clusters.groups import Groups
 from saccade.selection.clusters.plant import plant
 from saccade.selection.clusters.selector import ClusterSelector
 from saccade.selection.clusters.settings import MOST_UNITS, ClusterSettings
-from saccade.selection.clusters.tree import empty_tree, write
+from saccade.selection.clusters.tree import empty_trees, of_layer, write
 from saccade.selection.index import Index, KeySizes, SlotSizes
 from saccade.text.feed import TokenFeed
 from saccade.types import KVView, Selection
@@ -35,7 +35,7 @@ class WholeTreeLayer(ChunkedLayer[ClusterTree]):
 
     settings: WholeTree
 
-    def planted(self, slot: int, kv: KVView, edges: Tensor, first: int, text: TokenFeed | None) -> ClusterTree:
+    def planted(self, slot: int, kv: KVView, edges: Tensor, text: TokenFeed | None) -> ClusterTree:
         return built(self.settings, kv, edges)
 
     def narrowed(self, held: ClusterTree, start: int, stop: int) -> ClusterTree:
@@ -87,19 +87,19 @@ class WholeTree(ClusterSelector):
 def nothing(keys: KeySizes) -> ClusterTree:
     """The tree of a row that is not indexed."""
     none = torch.zeros((1, 2), dtype=torch.int32, device=keys.device)
-    return empty_tree(ClusterSettings(replant=1), keys, 1, none, none[:, 0])
+    return of_layer(empty_trees(ClusterSettings(replant=1), keys, 1, none, none[:, 0]), 0)
 
 
 def built(settings: ClusterSettings, kv: KVView, edges: Tensor) -> ClusterTree:
     """The tree of all chunks between `edges` `[C + 1]` of the only row."""
     chunks = len(edges) - 1
     whole = replace(settings, replant=chunks)
-    keys = chunk_keys(kv, edges[None], longest=whole.chunk_max, pooling=whole.pooling)[0]
+    keys = chunk_keys(kv, edges[None], longest=whole.chunk_max, pooling=whole.pooling)[None]
     slot = torch.zeros(1, dtype=torch.int64, device=edges.device)
-    groups = Groups.of(whole, slot, slot, edges[None], slot + chunks, kv.kv_heads)
-    tree = empty_tree(whole, KeySizes.of(kv), 1, edges[None].clone(), edges[-1:].clone())
-    write(tree, whole, plant(keys, groups, whole, kv.k.dtype), groups)
-    return tree
+    groups = Groups.of(whole, slot, slot, edges[None], slot + chunks)
+    trees = empty_trees(whole, KeySizes.of(kv), 1, edges[None].clone(), edges[-1:].clone())
+    write(trees, 0, whole, plant(keys, groups, whole, kv.k.dtype), groups)
+    return of_layer(trees, 0)
 
 
 def _search(settings: WholeTree, q: Tensor, tree: ClusterTree, length: Tensor, width: int) -> Selection:

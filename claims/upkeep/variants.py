@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from saccade.decode.indexes import OwnIndexes
+from saccade.decode.state import own_indexes
 from saccade.methods.policy import Policy
 from saccade.plans.plan import Plan
 from saccade.selection.clusters.index import ClusterLayer
@@ -74,7 +74,7 @@ class Kept:
     def __init__(self, plan: Plan, levels: Sequence[int], reading: Reading, prompt: int, past: int) -> None:
         self._plan, self._tokens, self._length = plan, reading.tokens, 0
         self._history = TokenHistory(levels)
-        self._indexes = OwnIndexes(plan, self._history)
+        self._indexes = own_indexes(plan, self._history)
         self._record(past)
         self._history.prompt = prompt
 

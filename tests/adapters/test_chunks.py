@@ -139,7 +139,7 @@ def test_without_a_tokenizer_chunks_have_one_length_and_the_run_says_so() -> Non
     with saccade.sparsify(tiny.llama(), CLUSTERS) as run:
         cache = DynamicCache()
         tiny.by_hand(tiny.llama(), tiny.prompt(), 9, cache)
-        index = cache.layers[0].session.state.indexes.slots.index
+        index = cache.layers[0].session.state.indexes.index
         assert isinstance(index, ClusterIndex)
         edges = index.table.edges[0, : int(index.table.counts[0]) + 1].tolist()
         assert {stop - start for start, stop in pairwise(edges)} == {4}

@@ -20,6 +20,7 @@ from host_reads import watching
 from saccade.adapters.hf.cache import session_of
 from saccade.adapters.hf.graph import GraphedStep, forward, row_starts
 from saccade.adapters.hf.session import Session
+from saccade.decode.rows import RowSlots
 from saccade.decode.stats import RunStats
 from saccade.errors import UnsupportedModelError
 from walking import among
@@ -145,7 +146,7 @@ def to_meta(decoding: Decoding) -> None:
         layer.device = torch.device("meta")
     decoding.starts = decoding.starts.to("meta")
     history = in_cache(decoding).state.history
-    history._fed = None if history._fed is None else history._fed.to("meta")
+    history._fed = history._fed.to("meta")
 
 
 @ON_DEVICE
@@ -178,9 +179,10 @@ def test_a_step_reads_nothing_on_the_host(name: str) -> None:
 def _index_memory(decoding: Decoding) -> list[int]:
     """The tensors of all indexes, which hold them as long as the test compares."""
     indexes: Any = in_cache(decoding).state.indexes
-    bounds = [part for index in indexes._pages.values() for part in (index.lower, index.upper)]
-    layers = {} if indexes.slots.index is None else indexes.slots.index.layers
-    return [id(part) for part in (*bounds, *(part for one in layers.values() for part in one.tree.tensors().values()))]
+    if not isinstance(indexes, RowSlots):
+        return [id(part) for index in indexes._held.values() for part in (index.lower, index.upper)]
+    layers = {} if indexes.index is None else indexes.index.layers
+    return [id(part) for one in layers.values() for part in one.tree.tensors().values()]
 
 
 def in_cache(decoding: Decoding) -> Session:

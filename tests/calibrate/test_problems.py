@@ -13,7 +13,6 @@ from tokenizers import Tokenizer, models, trainers
 from tokenizers.processors import TemplateProcessing
 from transformers import PreTrainedTokenizerFast
 
-from saccade.calibrate import corpus
 from saccade.calibrate.problems import TASKS, NeedleProblems, Problem
 from saccade.calibrate.task_file import FileProblems
 from saccade.checkpoints.load import ModelSource
@@ -139,59 +138,6 @@ def test_texts_are_as_long_as_was_asked(with_start: Any, task: str, length: int)
         # At each of a needle's two joints one token can become two or two can become one; the first token is no text.
         assert abs(len(problem.tokens) - 1 - length) <= 2 * count
         assert problem.tokens[0] == 5
-
-
-@pytest.fixture
-def package(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Files of a package, with a table that holds no sentence among them."""
-    table = "\n\n" + "".join(f"    0x{number:04x}, 0x{number * 7:04x},\n" for number in range(60))
-    files = [
-        "\n\n" + "\n".join(f"# Line {number} of file {file} says that {number} is one." for number in range(40))
-        for file in range(12)
-    ]
-    files.insert(3, table)
-    monkeypatch.setattr(corpus, "package_sources", lambda: iter(files))
-    return files
-
-
-def lines_of(problem: Problem, tokenizer: Any) -> set[str]:
-    """Which whole lines of the package a text holds."""
-    return set(re.findall(r"Line \d+ of file \d+", "".join(pieces(tokenizer, problem.tokens))))
-
-
-@pytest.mark.parametrize("length", [128, 300, 1000])
-def test_no_line_is_in_two_texts_that_judge(plain: Any, package: list[str], length: int) -> None:
-    """And where they run out there are fewer, all of the wanted length; a table without a sentence stops nothing."""
-    source = needles(plain, length=length, count=1000, once=True)
-    tokens = len(plain("".join(package))["input_ids"])
-    assert 0.5 * tokens / (length + 1) < len(source) <= tokens / (length + 1)
-    seen: set[str] = set()
-    for number in range(len(source)):
-        problem = source[number]
-        lines = lines_of(problem, plain)
-        assert lines and not lines & seen
-        assert abs(len(problem.tokens) - length) <= 2 * max(1, length // 40)
-        seen |= lines
-    assert len(needles(plain, length=length, count=2, once=True)) == 2
-
-
-def test_texts_that_judge_lie_apart_and_are_not_those_that_are_searched(plain: Any, package: list[str]) -> None:
-    """Of all stretches that were read, the first and one of the second half; another seed cuts elsewhere."""
-    every = needles(plain, length=128, count=1000, once=True)
-    assert len(every) > 8
-    few = needles(plain, length=128, count=2, once=True)
-    searched = needles(plain, length=128, count=2)
-    assert not any(lines_of(searched[number], plain) for number in range(2))
-    other = needles(plain, length=128, count=2, once=True, seed=1)
-    assert few[0].tokens != other[0].tokens
-    assert needles(plain, length=128, count=2, once=True)[1] == few[1]
-
-
-def test_packages_that_judge_are_there(plain: Any) -> None:
-    """The real ones: 40 texts of 2,000 tokens, read no further than they need."""
-    source = needles(plain, length=2000, count=40, once=True)
-    assert len(source) == 40 and len(source.corpus) < 4 * 40 * 2000
-    assert len({source[number].tokens for number in range(0, 40, 13)}) == 4
 
 
 def test_lengths_are_spread_over_what_was_asked(plain: Any) -> None:

@@ -32,7 +32,7 @@ def edges(**options: Any) -> tuple[list[int], list[int], tuple[str, ...]]:
     with saccade.sparsify(model, SPEC, **options) as run:
         cache = DynamicCache()
         model.generate(**inputs, past_key_values=cache, max_new_tokens=3, do_sample=False)
-        index = next(iter(cache.layers[0].session.state.indexes.slots.index.layers.values()))
+        index = next(iter(cache.layers[0].session.state.indexes.index.layers.values()))
         return inputs["input_ids"][0].tolist(), edges_of(index), run.notes
 
 
@@ -61,7 +61,7 @@ def test_embeddings_have_no_text_and_the_run_says_so() -> None:
     with saccade.sparsify(model, SPEC, tokenizer=tokenizer) as run:
         cache, embeddings = DynamicCache(), model.get_input_embeddings()(ids).detach()
         model.generate(inputs_embeds=embeddings, past_key_values=cache, max_new_tokens=3, do_sample=False)
-        index = next(iter(cache.layers[0].session.state.indexes.slots.index.layers.values()))
+        index = next(iter(cache.layers[0].session.state.indexes.index.layers.values()))
         assert {stop - start for start, stop in pairwise(edges_of(index))} == {16}
         assert "embeddings" in run.notes[0]
 

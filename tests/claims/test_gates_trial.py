@@ -16,6 +16,7 @@ import pytest
 
 from claims.__main__ import app
 from claims.designs import trial as trial_module
+from claims.designs.packages import PackageProblems
 from claims.designs.retrieving import Retrieving, cut
 from claims.designs.trained import Trained
 from claims.gates import choice as choice_module
@@ -29,7 +30,6 @@ from claims.judging.discovery import found
 from claims.judging.study import Study
 from commands import LAYERS, Fails, Invoke, invoker, told
 from saccade.calibrate import corpus as corpus_module
-from saccade.calibrate.problems import NeedleProblems
 from saccade.errors import SaccadeError
 from saccade.types import ModelShape
 from walking import walk
@@ -253,9 +253,7 @@ def gate_claims() -> list[Claim]:
 def stretches(tokenizer: Any, own: Choice | Retrieving) -> list[range]:
     """Tokens of packages that texts are cut from."""
     lengths, behind = ((own.context, own.context), own.behind) if isinstance(own, Choice) else (own.lengths, 0)
-    problems = NeedleProblems(
-        tokenizer, "kv", lengths, own.texts, own.asked, own.seed, 10_000, once=True, behind=behind
-    )
+    problems = PackageProblems(tokenizer, "kv", lengths, own.texts, own.asked, own.seed, 10_000, behind=behind)
     told: list[range] = []
     with pytest.MonkeyPatch.context() as patch:
         cut = problems.corpus.stretch

@@ -20,8 +20,8 @@ from commands import Invoke, told
 from saccade.adapters.hf.run import sparsify
 from saccade.checkpoints.shape import shape_of
 from saccade.checkpoints.text import delimiter_table
-from saccade.decode.indexes import OwnIndexes
 from saccade.decode.recall import RecallObserver
+from saccade.decode.state import own_indexes
 from saccade.errors import DocumentError
 from saccade.text.history import TokenHistory
 from saccade.types import Selection
@@ -104,7 +104,7 @@ def grown(experiment: Experiment, reading: Reading, upkeep: Upkeep, layer: int) 
     end = reading.keys[layer].shape[1]
     history.record(0, end, 1, reading.tokens[:, :end], None)
     history.prompt = PROMPT
-    indexes = OwnIndexes(experiment.plans[upkeep, BUDGET], history)
+    indexes = own_indexes(experiment.plans[upkeep, BUDGET], history)
     for length in range(PROMPT + 1, end + 1):
         kv = reading.view(layer, reading.rows(length))
         index = indexes.of(layer, kv)

@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 
 import saccade.selection.scorers.page_bounds as scorer
-from saccade.decode.indexes import OwnIndexes
+from saccade.decode.indexes import Indexes
+from saccade.decode.state import own_indexes
 from saccade.methods.policy import Policy
 from saccade.plans.plan import Plan
 from saccade.selection.rules import TopK
@@ -43,16 +44,16 @@ class Cache:
         return KVView(k, k, rows)
 
 
-def chosen(selector: Selector, indexes: OwnIndexes, kv: KVView, q: Tensor) -> Selection:
+def chosen(selector: Selector, indexes: Indexes, kv: KVView, q: Tensor) -> Selection:
     return selector.select(q, kv, indexes.of(0, kv), None, 0.25)
 
 
-def expect_same_sets(plan: Plan, indexes: OwnIndexes, kv: KVView) -> None:
+def expect_same_sets(plan: Plan, indexes: Indexes, kv: KVView) -> None:
     """The sets of an index that has taken in nothing yet, and so takes in all."""
     assert plan.selector is not None
     q = torch.randn(kv.rows.batch, 6, 16).to(kv.k.dtype)
     waiting = chosen(plan.selector, indexes, kv, q)
-    exact = chosen(plan.selector, OwnIndexes(plan, TokenHistory()), kv, q)
+    exact = chosen(plan.selector, own_indexes(plan, TokenHistory()), kv, q)
     assert torch.equal(waiting.ids, exact.ids) and torch.equal(waiting.counts, exact.counts)
 
 
@@ -75,7 +76,7 @@ def updates(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 @pytest.mark.parametrize("starts", [[0], [0, 5], [3, 9, 44]])
 def test_tokens_one_by_one(spec: str, dtype: torch.dtype, starts: list[int]) -> None:
     plan, cache = Policy.from_spec(spec).plan(SHAPE), Cache(starts, dtype)
-    indexes = OwnIndexes(plan, TokenHistory())
+    indexes = own_indexes(plan, TokenHistory())
     cache.feed(0, 229)
     # An index has room for 16 pages at first.
     for length in range(230, 290):
@@ -90,7 +91,7 @@ def test_tokens_one_by_one(spec: str, dtype: torch.dtype, starts: list[int]) -> 
 def test_tokens_taken_back_and_fed_anew(spec: str, first: int, seed: int) -> None:
     """As cropping, drafts and rectification do: the cache is rewritten from some slot on, over pages' ends or not."""
     plan, cache = Policy.from_spec(spec).plan(SHAPE), Cache([0, 9], torch.bfloat16)
-    indexes, random = OwnIndexes(plan, TokenHistory()), torch.Generator().manual_seed(seed)
+    indexes, random = own_indexes(plan, TokenHistory()), torch.Generator().manual_seed(seed)
     cache.feed(0, first)
     length = first
     for _ in range(40):
@@ -106,7 +107,7 @@ def test_tokens_taken_back_and_fed_anew(spec: str, first: int, seed: int) -> Non
 
 def test_full_pages_alone_are_taken_in(updates: list[int]) -> None:
     plan, cache = Policy.from_spec(SPECS[0]).plan(SHAPE), Cache([0], torch.float32)
-    indexes = OwnIndexes(plan, TokenHistory())
+    indexes = own_indexes(plan, TokenHistory())
     cache.feed(0, ROOM)
     for length in range(70, 129):
         indexes.of(0, cache.seen(length))
@@ -124,7 +125,7 @@ def test_who_cannot_wait_does_not(why: str, updates: list[int]) -> None:
             keeps_last = False
 
         plan = replace(plan, selector=replace(plan.selector, rule=Other(48)))
-    indexes = OwnIndexes(plan, TokenHistory())
+    indexes = own_indexes(plan, TokenHistory())
     cache.feed(0, ROOM)
     for length in range(70, 90):
         kv = cache.seen(length)

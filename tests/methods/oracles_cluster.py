@@ -258,14 +258,12 @@ class Clustered:
     """One layer of one sequence over its steps: an index per KV head, once the row is longer than the budget.
 
     Attributes:
-        kept: tokens that are as they were when the indexes were made.
-        seen: tokens that were looked at then.
+        seen: tokens that were looked at when the indexes were made.
     """
 
     settings: Settings
     heads: list[HeadIndex | None]
     margin: Margin
-    kept: int = 0
     seen: int = 0
 
     @classmethod
@@ -282,10 +280,8 @@ class Clustered:
         stop = stop // given.buffer * given.buffer
         text = levels if given.chunking == "text" else None
         spans = chunks_of(text, given.sinks, stop, given.chunk_min, given.chunk_max)
-        settled = min(self.seen, self.kept, stop)
-        stands = sum(start + given.chunk_max <= settled for start, _ in spans)
-        self.heads = [self._brought(k[h], spans, stands, index) for h, index in enumerate(self.heads)]
-        self.seen, self.kept = stop, length
+        self.heads = [self._brought(k[h], spans, index) for h, index in enumerate(self.heads)]
+        self.seen = stop
         sets = []
         for h, index in enumerate(self.heads):
             if index is None:
@@ -298,23 +294,20 @@ class Clustered:
         return [list(sets[h // group]) for h in range(q.shape[0])]
 
     def crop(self, tokens: int) -> None:
-        """Everything behind so many tokens is taken back."""
-        self.kept = min(self.kept, tokens)
+        """Everything behind so many tokens is taken back: what looked at some of it is made anew."""
+        if tokens < self.seen:
+            self.heads, self.seen = [None] * len(self.heads), 0
 
-    def _brought(self, k: Array, spans: list[Span], stands: int, index: HeadIndex | None) -> HeadIndex | None:
-        """The head's index of `spans`, the first `stands` of which it may have had."""
+    def _brought(self, k: Array, spans: list[Span], index: HeadIndex | None) -> HeadIndex | None:
+        """The head's index of `spans`, the first of which it may have."""
         if not spans:
             return None
-        if index is not None and index.spans == spans and stands == len(spans):
+        if index is not None and index.spans == spans:
             return index
-        if index is None or self.settings.replant is not None or stands < index.built:
+        if index is None or self.settings.replant is not None:
             fresh = HeadIndex(self.settings, self.margin)
             fresh.build(k, spans)
             return fresh
-        if stands < len(index.spans):
-            fresh = HeadIndex(self.settings, self.margin)
-            fresh.build(k, spans[: index.built])
-            index = fresh
         for span in spans[len(index.spans) :]:
             index.add(k, span)
         return index

@@ -71,7 +71,7 @@ def test_cluster_sets_by_hand() -> None:
     move = np.linalg.norm((E[0] + v) / math.sqrt(2) - E[0])
     assert math.isclose(index.clusters[0].radius, move)
     assert index.clusters[0].children == [0, 4]
-    # Taken back to 10 tokens it stays, to 9 the last chunk is gone, to 7 one of those that were built, and all is new.
+    # Taken back to 10 tokens it stays; to fewer than were looked at, all that is left is planted together.
     for kept, end, built in ((10, 10, 4), (9, 8, 4), (7, 6, 3)):
         other = copy.deepcopy(layer)
         other.crop(kept)

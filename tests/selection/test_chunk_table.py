@@ -27,7 +27,7 @@ def table_of(cuts: Cuts, ids: Sequence[Sequence[int]], levels: Sequence[int] = L
     for row, tokens in enumerate(ids):
         padded[row, : len(tokens)] = torch.tensor(tokens, dtype=torch.int64)
     history.record(0, padded.shape[1], len(ids), padded, None)
-    return ChunkTable(cuts, history, len(ids), torch.device("cpu"))
+    return ChunkTable(cuts, history, len(ids), max(padded.shape[1], 300), torch.device("cpu"))
 
 
 def edges(table: ChunkTable, row: int = 0) -> list[int]:
@@ -58,7 +58,7 @@ def sizes(draw: st.DrawFn) -> Cuts:
 @settings(deadline=None)
 @given(cuts=sizes(), data=st.data())
 def test_against_a_naive_cut(cuts: Cuts, data: st.DataObject) -> None:
-    """Rows of any length, in pieces, taken back and fed other tokens: the chunks are those of the tokens there are."""
+    """Rows of any length, in pieces, cleared and fed other tokens: the chunks are those of the tokens there are."""
     tokens = st.lists(st.sampled_from([0, 0, 1, 2, 3, 4, UNKNOWN]), min_size=1, max_size=90)
     ids = data.draw(st.lists(tokens, min_size=1, max_size=3))
     table = table_of(cuts, ids)
@@ -66,17 +66,11 @@ def test_against_a_naive_cut(cuts: Cuts, data: st.DataObject) -> None:
     assert isinstance(history, TokenHistory)
     for _ in range(data.draw(st.integers(1, 3))):
         row = data.draw(st.integers(0, len(ids) - 1))
-        kept = data.draw(st.integers(0, len(ids[row])))
-        fresh = st.integers(0, UNKNOWN)
-        ids[row] = ids[row][:kept] + data.draw(
-            st.lists(fresh, min_size=len(ids[row]) - kept, max_size=max(90, len(ids[row])))
-        )
+        ids[row] = data.draw(st.lists(st.integers(0, UNKNOWN), min_size=len(ids[row]), max_size=max(90, len(ids[row]))))
         width = max(map(len, ids))
-        history._fed = None
         history.record(0, width, len(ids), torch.tensor([one + [0] * (width - len(one)) for one in ids]), None)
-        before = edges(table, row)
-        assert int(table.forget(row, kept)) == len(edges(table, row)) - 1
-        assert edges(table, row) == [end for end in before if end in naive(ids[row], cuts, kept)]
+        table.clear(row)
+        assert edges(table, row) == [cuts.first]
         stops = [data.draw(st.integers(0, len(one))) for one in ids]
         table.take_in([Intake(number, 0, 0, stop) for number, stop in enumerate(stops)])
         for number, stop in enumerate(stops):
@@ -101,16 +95,15 @@ def test_rows_begin_at_their_own_slots(first: int, second: int) -> None:
 
 def test_what_was_cut_is_cut_again_only_where_it_was_forgotten() -> None:
     """Who looks at fewer tokens, and then at all, finds what was cut."""
-    cuts, text, asked = Cuts(0, 2, 4), [0, 1, 0] * 13, list[bool]()
+    cuts, text = Cuts(0, 2, 4), [0, 1, 0] * 13
     table = table_of(cuts, [text] * 2)
     for stop in (39, 12, 39, 39):
-        asked.append(table.take_in([Intake(0, 0, 0, stop), Intake(1, 0, 0, stop)]))
+        table.take_in([Intake(0, 0, 0, stop), Intake(1, 0, 0, stop)])
         assert edges(table, 0) == edges(table, 1) == naive(text, cuts, stop)
         table.text = None
-    assert asked == [True, True, True, False]
-    table.forget(1, 0)
+    table.clear(1)
     # Fewer and longer ones than there were.
-    assert table.take_in([Intake(0, 0, 0, 39), Intake(1, 0, 0, 39)])
+    table.take_in([Intake(0, 0, 0, 39), Intake(1, 0, 0, 39)])
     assert (edges(table, 0), edges(table, 1)) == (naive(text, cuts, 39), naive([0] * 39, cuts, 39))
 
 
@@ -118,17 +111,16 @@ def test_rows_are_added_and_move() -> None:
     table = table_of(Cuts(1, 2, 4), [[0] * 40, [0] * 40])
     table.take_in([Intake(0, 0, 0, 21), Intake(1, 0, 0, 9)])
     one, other = edges(table, 0), edges(table, 1)
-    table.permute(torch.tensor([1, 0, 1]))
-    assert [edges(table, row) for row in range(3)] == [other, one, other]
-    table.grow(4)
-    assert edges(table, 3) == [1] and table.stops == [9, 21, 9, 0]
+    table.arrange(torch.tensor([1, 0, 1, 2]), 449)
+    assert [edges(table, row) for row in range(4)] == [other, one, other, [1]]
+    assert table.stops == [9, 21, 9, 0] and table.edges.shape == (4, 450)
     assert table.nbytes > 0
 
 
 def test_without_levels_chunks_have_one_length() -> None:
     for table in (
-        ChunkTable(Cuts(2, 3, 6), None, 1, torch.device("cpu")),
-        ChunkTable(Cuts(2, 3, 6), TokenHistory(), 1, torch.device("cpu")),
+        ChunkTable(Cuts(2, 3, 6), None, 1, 13, torch.device("cpu")),
+        ChunkTable(Cuts(2, 3, 6), TokenHistory(), 1, 13, torch.device("cpu")),
     ):
         table.take_in([Intake(0, 0, 0, 40)])
         assert edges(table) == [2, 8, 14, 20, 26, 32, 38]

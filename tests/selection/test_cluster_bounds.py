@@ -15,10 +15,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from saccade.decode.indexes import OwnIndexes
+from saccade.decode.indexes import Indexes
 from saccade.kernels._cluster_tree import ClusterTree
 from saccade.kernels.chunk_keys.api import chunk_keys
-from saccade.selection.clusters.groups import Groups
 from saccade.selection.clusters.index import ClusterIndex, ClusterLayer
 from saccade.selection.clusters.selector import ClusterSelector
 from saccade.selection.index import KeySizes, SlotSizes, Views
@@ -69,7 +68,7 @@ class Cache:
         return Cache(keys, torch.cat((self.ids[:, :kept], other.ids[:, kept:]), dim=1))
 
 
-def update(indexes: OwnIndexes, kv: KVView, count: int, *others: KVView, clean: int = 10**9) -> Any:
+def update(indexes: Indexes, kv: KVView, count: int, *others: KVView, clean: int = 10**9) -> Any:
     """The last layer's index after a call whose last `count` tokens are new; `others`: caches of further layers."""
     indexes.begin(max(int(kv.rows.seq_lens.min()) - count, 0), clean)
     return [indexes.of(layer, seen) for layer, seen in enumerate((kv, *others))][-1]
@@ -239,20 +238,15 @@ def test_rows_move_and_copies_part() -> None:
         same(index, of_groups(SMALL, cache.row(row), [length]), row)
 
 
-def test_layers_share_what_was_touched_and_nothing_else(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_layers_share_where_text_is_cut_and_nothing_else() -> None:
     """Layers of other keys; and rows that move before the last layer asks."""
     caches = [Cache.random(300, rows=2) for _ in range(3)]
     caches = [replace(cache, ids=caches[0].ids) for cache in caches]
     history = caches[0].history()
     indexes = beside(SMALL, history, layers=3)
-    made = list[int]()
-    touched = Groups.touched
-    monkeypatch.setattr(Groups, "touched", lambda *given: made.append(1) or touched(*given))
     for lengths, count in (((250, 150), 250), ((260, 180), 30), ((300, 170), 40)):
-        made.clear()
         kv, *others = (cache.view(*lengths) for cache in caches)
         update(indexes, kv, count, *others)
-        assert len(made) == 1
         for number, cache in enumerate(caches):
             for row in (0, 1):
                 same(indexes.of(number, kv), of_groups(SMALL, cache.row(row), [lengths[row]]), row)
@@ -297,7 +291,7 @@ def test_rows_enter_and_leave_the_slots_of_one_tree() -> None:
         owner.grow(max(*slots, step // 8) + 1, kv.rows.max_len)
         owner.place(slots, torch.tensor(slots, dtype=torch.int32))
         for slot in slots if step % 9 == 0 else ():
-            owner.forget(slot, 0)
+            owner.clear(slot)
             known[slot] = 0
         stops = [SMALL.stop(lengths[sequence], lengths[sequence] - 1) for sequence in in_slots]
         owner.take_in([Intake(slot, 0, known[slot], stop) for slot, stop in zip(slots, stops, strict=True)], views)
@@ -329,10 +323,10 @@ def test_a_layer_that_missed_many_changes_and_a_shorter_row_has_no_trace_of_it(r
 def test_tokens_of_one_call_choose_as_if_they_had_come_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     """Over the ends of buffers: the second layer begins where the first has been through all of them.
 
-    Nothing is forgotten but where the third call begins, before the second one's end.
+    Nothing is indexed anew but where the third call begins, before the second one's end.
     """
-    forget, forgotten = ClusterIndex.forget, list[tuple[int, int]]()
-    monkeypatch.setattr(ClusterIndex, "forget", lambda index, *at: forgotten.append(at) or forget(index, *at))
+    clear, cleared = ClusterIndex.clear, list[int]()
+    monkeypatch.setattr(ClusterIndex, "clear", lambda index, slot: cleared.append(slot) or clear(index, slot))
     cache, q = Cache.random(300), torch.randn(1, 4, 8)
     indexes = beside(SMALL, cache.history(), layers=2)
     for past, stop in ((0, 126), (126, 150), (140, 200), (200, 201)):
@@ -343,7 +337,7 @@ def test_tokens_of_one_call_choose_as_if_they_had_come_alone(monkeypatch: pytest
                 alone = of_groups(SMALL, cache, [length])
                 same(index, alone)
                 expect_found(0, index.search(q, kv), alone, q, kv)
-    assert forgotten == [(0, 140), (0, 132)]
+    assert cleared == [0]
 
 
 def test_an_interrupted_update_is_made_good(monkeypatch: pytest.MonkeyPatch) -> None:

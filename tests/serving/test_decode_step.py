@@ -19,7 +19,7 @@ from vllm.v1.attention.backend import AttentionCGSupport
 from host_reads import watching
 from saccade.adapters.vllm.checks import SCHEDULER
 from saccade.adapters.vllm.options import held_by
-from saccade.adapters.vllm.worker import room, slots
+from saccade.adapters.vllm.worker import room
 from saccade.adapters.vllm.worker.cuda import SaccadeFlashBuilder, reasons_of
 from saccade.adapters.vllm.worker.decode_step import DecodeStep
 from saccade.adapters.vllm.worker.requests import RequestRow
@@ -206,7 +206,7 @@ def test_an_index_is_set_aside_before_the_cache(
     assert list(held.index.layers) == list(range(2, LAYERS))
     # vLLM may make builders twice, the first time to see what graphs need.
     again = SaccadeFlashBuilder(engine.spec, engine.names, engine.config, engine.device)
-    assert again.sparse.slots.slots.index is engine.builder.sparse.slots.slots.index is held.index
+    assert again.sparse.slots.index is engine.builder.sparse.slots.index is held.index
 
 
 def test_an_index_that_sleep_may_discard_is_not_set_aside(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -226,20 +226,19 @@ def serve(engine: CudaEngine, **changes: Any) -> None:
 
 def searched(engine: CudaEngine) -> list[int]:
     """The slots that the latest step's rows search."""
-    index: Any = engine.builder.sparse.slots.slots.index
+    index: Any = engine.builder.sparse.slots.index
     found: list[int] = index.placed[1].tolist()
     return found
 
 
 def test_only_rows_that_decode_search_an_index(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Also who has just finished a prompt of several slices; of who opted out, pads the batch or is none: nobody's."""
+    """Also who has just finished a prompt; of who opted out, pads the batch or is none: nobody's."""
     engine = CudaEngine(monkeypatch, CLUSTERS, settings={"max_num_seqs": 5})
     engine.requests.rows[2] = RequestRow(sparse=False)
     nobody, prompts = 5, [Row(0, 150, 150, True), Row(1, 99, 99, True), Row(2, 103, 103, True)]
     engine.step(prompts, engine.random_qkv(352))
     engine.step([Row(0, 151), Row(1, 100)], engine.random_qkv(2))
     held = {row.slot: engine.requests.rows[row.slot].memory for row in prompts[:2]}
-    monkeypatch.setattr(slots, "MAX_PROMPT_TOKENS", 60)
     engine.step([Row(3, 230, 230, True)], engine.random_qkv(230))
     step = decode_step(engine, [Row(1, 101), Row(2, 104), Row(3, 231), Row(0, 152), Row(0, 0, 0)])
     last = engine.requests.rows[3].memory.slot

@@ -11,7 +11,6 @@ import torch
 from torch import Tensor
 from world import CLUSTERS, DIM, HEADS, LAYERS, LENGTH, REQUESTS, World, by_device, by_host, present
 
-from saccade.adapters.vllm.worker import slots as slots_module
 from saccade.adapters.vllm.worker.batch import Batch
 from saccade.adapters.vllm.worker.requests import RequestRow
 from saccade.adapters.vllm.worker.slots import SlotMemory
@@ -58,7 +57,7 @@ class Fixed:
         self.slots.place([self.here[request] for request in requests], rows)
         for layer in range(1, LAYERS):
             kv = self.world.view(layer, rows)
-            found.append(CLUSTERS.select(q, kv, self.slots.slots.of(layer, kv), None, 1.0))
+            found.append(CLUSTERS.select(q, kv, self.slots.of(layer, kv), None, 1.0))
         return found
 
     def check(self, requests: list[int]) -> None:
@@ -73,7 +72,7 @@ class Fixed:
     def addresses(self) -> list[int]:
         """Of all that a search reads."""
         held = [self.index.table.edges, self.index.table.ends, self.index.placed[1]]
-        for tree in (self.index.tree, *(one.tree for one in self.index.layers.values())):
+        for tree in (self.index.trees, *(one.tree for one in self.index.layers.values())):
             held += tree.tensors().values()
         return [tensor.data_ptr() for tensor in held]
 
@@ -123,7 +122,7 @@ def test_nothing_is_seen_of_who_had_the_slot_before() -> None:
     fixed.step({0: 1})
     fixed.check([0])
     fixed.leave(0)
-    for name, tensor in fixed.index.tree.tensors().items():
+    for name, tensor in fixed.index.trees.tensors().items():
         if name not in ("unit_tokens", "edges", "ends"):
             tensor.fill_(float("nan") if tensor.is_floating_point() else 2**30)
     second = fixed.enter(1)
@@ -136,56 +135,19 @@ def test_nothing_is_seen_of_who_had_the_slot_before() -> None:
     assert [int(chosen.counts[0, 0]) for chosen in fixed.sets([2], world.queries(ROWS))] == [90] * 3
 
 
-@pytest.mark.parametrize("left", [60, 200])
-def test_a_prompts_backlog_is_taken_in_in_slices(left: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of a prompt that finds much in the cache; its index is that of all at once in the end."""
-    monkeypatch.setattr(slots_module, "MAX_PROMPT_TOKENS", left)
-    world = World(5)
-    fixed, world.lengths = Fixed(world), [LENGTH - 20] * REQUESTS
-    fixed.enter(0)
-    fixed.step({0: 1}, prompts=[0])  # another may be computing now what it has found
-    stops = [fixed.index.table.stops[0]]
-    while len(stops) < 2 or stops[-1] > stops[-2]:
-        fixed.step({0: 1}, prompts=[0])
-        stops.append(fixed.index.table.stops[0])
-    assert stops[0] == 0 and stops[1:-2] == [left * (number + 1) for number in range(len(stops) - 3)]
-    assert len(stops) == -(-stops[-1] // left) + 2
-    fixed.check([0])
-
-
-@pytest.mark.parametrize("before", [0, 2])
-def test_who_decodes_is_indexed_ahead(before: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """However much of its text came at once, or is left by slices of its prompt, and however many others have some."""
-    monkeypatch.setattr(slots_module, "MAX_PROMPT_TOKENS", 60)
+@pytest.mark.parametrize("before", [0, 1, 2])
+def test_who_decodes_is_indexed_ahead(before: int) -> None:
+    """However much of its text came at once, as from the prefix cache, and however many others have some."""
     world = World(5)
     fixed, world.lengths = Fixed(world), [LENGTH - 20] * REQUESTS
     for request in range(3):
         fixed.enter(request)
     for _ in range(before):
         fixed.step(dict.fromkeys(range(3), 1), prompts=range(3))
-    assert sum(fixed.index.table.stops[:3]) == 60 * max(before - 1, 0)
+    # Another may be computing in its first step what it has found.
+    assert fixed.index.table.stops[:3] == [(LENGTH - 21) // 12 * 12 * (before == 2)] * 3
     fixed.step(dict.fromkeys(range(3), 1))
     fixed.check([0, 1, 2])
-
-
-def test_slices_are_shared_by_prompts_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Rows that decode are never late for others; the more a step computes, the more it takes in."""
-    monkeypatch.setattr(slots_module, "MAX_PROMPT_TOKENS", 50)
-    world = World(6)
-    fixed, world.lengths = Fixed(world), [45, 200, 240, *[0] * 4]
-    fixed.enter(0)
-    fixed.step({0: 45})
-    fixed.step({0: 1})
-    for request in (1, 2):
-        fixed.enter(request)
-    world.lengths[0] = 49
-    fixed.step({1: 1, 2: 1}, prompts=[1, 2])
-    fixed.step({0: 1, 1: 1, 2: 1}, prompts=[1, 2])
-    assert fixed.index.table.stops[:3] == [48, 50, 0]
-    fixed.check([0])
-    # A chunk of a prompt is computed in the step.
-    fixed.step({0: 1, 1: 1, 2: 160}, prompts=[1])
-    assert fixed.index.table.stops[1] == 192 and 0 < fixed.index.table.stops[2] <= 20
 
 
 def test_a_prompt_is_indexed_while_it_is_computed() -> None:
@@ -221,7 +183,7 @@ def test_planting_is_compiled_before_a_request_comes(monkeypatch: pytest.MonkeyP
         )
     assert len(planted) == 1
     assert not planted[0].any()
-    assert not fixed.index.tree.unit_tokens.any()
+    assert not fixed.index.trees.unit_tokens.any()
     fixed.enter(0)
     fixed.step({0: 1})
     assert len(planted) == 2

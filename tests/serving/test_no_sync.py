@@ -141,7 +141,7 @@ def test_a_step_reads_nothing_on_the_host_and_its_shapes_are_fixed(engine: CudaE
 def test_taking_text_in_reads_nothing_on_the_host(engine: CudaEngine) -> None:
     """Rows of prompts and rows that decode, whose text is cut and planted; then rows enter the slots of others."""
     watched_step(engine, MIXED)
-    table = engine.builder.sparse.slots.slots.index.table
+    table = engine.builder.sparse.slots.index.table
     watched_step(engine, (Row(0, 310, 9, True), Row(1, 300, 120, True), Row(2, 99)))
     watched_step(engine, (Row(0, 311), Row(1, 301), Row(2, 100)))
     assert table.stops[:3] == [311 // 16 * 16, 301 // 16 * 16, 100 // 16 * 16]
@@ -172,11 +172,10 @@ def test_an_index_of_chunks_is_never_read_on_the_host(more: int) -> None:
                 attend(state, layer, q, KVView(storage, storage, rows), Softmax(SCALE))
 
     step(length, "cpu")
-    index: Any = state.indexes.slots.index  # type: ignore[attr-defined]
+    index: Any = state.indexes.index  # type: ignore[attr-defined]
     table, (stop,) = index.table, index.table.stops
     for name in ("edges", "counts", "ends"):
         setattr(table, name, getattr(table, name).to("meta"))
-    tree = ClusterTree(**{name: part.to("meta") for name, part in index.tree.tensors().items()})
-    index._lay_out(replace(tree, edges=table.edges, ends=table.ends))
+    index._lay_out(ClusterTree(**{name: part.to("meta") for name, part in index.trees.tensors().items()}))
     step(length + more, "meta")
     assert (table.stops[0] > stop) == (more > 1)

@@ -36,16 +36,16 @@ def test_requests_come_and_go(way: Any, seed: int) -> None:
         indexes.place([here[request] for request in batch], rows)
         highest = max(highest, *(here[request].memory.slot for request in batch))
         kv = world.view(1, rows)
-        chosen = selector.select(q, kv, indexes.slots.of(1, kv), None, 1.0)
+        chosen = selector.select(q, kv, indexes.of(1, kv), None, 1.0)
         for row, request in enumerate(batch):
             assert present(chosen, row).equal(world.alone(selector, request, q[row : row + 1]))
             world.lengths[request] += world.lengths[request] < LENGTH
     assert highest == 3, "slots are taken over"
-    assert indexes.slots.nbytes > 0 and indexes.slots.of(0, kv) is None
+    assert indexes.nbytes > 0 and indexes.of(0, kv) is None
     for request in here.values():
         if request.memory is not None:
             request.memory.leave()
-    assert indexes.slots.nbytes == 0, "where nobody is, room is given back"
+    assert indexes.nbytes == 0, "where nobody is, room is given back"
 
 
 def test_what_is_written_anew_is_taken_in_anew() -> None:
@@ -60,7 +60,7 @@ def test_what_is_written_anew_is_taken_in_anew() -> None:
     world.step(indexes, here, {2: 1})
     q, kv = world.queries(1), world.view(1, world.rows([2]))
     indexes.place([here[2]], kv.rows)
-    assert present(selector.select(q, kv, indexes.slots.of(1, kv), None, 1.0), 0).equal(world.alone(selector, 2, q))
+    assert present(selector.select(q, kv, indexes.of(1, kv), None, 1.0), 0).equal(world.alone(selector, 2, q))
 
 
 def test_who_leaves_before_it_is_asked_leaves_a_slot_like_any_other() -> None:
@@ -74,7 +74,7 @@ def test_who_leaves_before_it_is_asked_leaves_a_slot_like_any_other() -> None:
     here[1].memory.leave()
     world.step(indexes, here, {0: 1, 2: 1})
     assert here[2].memory.slot == 1
-    assert indexes.slots.nbytes > 0
+    assert indexes.nbytes > 0
 
 
 def test_a_row_within_the_budget_has_a_slot_too() -> None:
@@ -88,7 +88,7 @@ def test_a_row_within_the_budget_has_a_slot_too() -> None:
         world.step(indexes, here, dict.fromkeys(batch, 1))
         kv = world.view(1, world.rows(batch))
         indexes.place([*here.values()], kv.rows)
-        chosen = selector.select(world.queries(len(batch)), kv, indexes.slots.of(1, kv), None, 1.0)
+        chosen = selector.select(world.queries(len(batch)), kv, indexes.of(1, kv), None, 1.0)
         assert chosen.counts.eq(20).all()
         for request in here.values():
             request.memory.leave()

@@ -13,7 +13,7 @@ from saccade.adapters.vllm.worker.batch import Batch
 from saccade.adapters.vllm.worker.fed import RequestFeed
 from saccade.adapters.vllm.worker.requests import RequestRow
 from saccade.adapters.vllm.worker.slots import RequestSlots
-from saccade.decode.indexes import OwnIndexes
+from saccade.decode.state import own_indexes
 from saccade.plans.plan import Plan, layer_roles
 from saccade.plans.rectify import ALL, Phase
 from saccade.selection.clusters.selector import ClusterSelector
@@ -70,7 +70,7 @@ class World:
         kv = self.view(layer, self.rows([request]))
         history = TokenHistory(LEVELS)
         history.record(0, LENGTH, 1, self.ids[request : request + 1], None)
-        indexes = OwnIndexes(self.plan(selector), history)
+        indexes = own_indexes(self.plan(selector), history)
         indexes.begin(0, ALL)
         return present(selector.select(q, kv, indexes.of(layer, kv), None, 1.0), 0)
 

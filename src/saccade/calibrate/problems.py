@@ -1,7 +1,7 @@
 """What calibration asks: long texts with needles in them, as tokens, and the answers that a right model gives.
 
-The texts are held-out modules of the standard library, and for judging policies the sources of packages: neither the
-bundled model's training nor `saccade compare` reads them.
+The texts are held-out modules of the standard library: neither the bundled model's training nor `saccade compare` reads
+them.
 """
 
 from __future__ import annotations
@@ -117,8 +117,6 @@ class NeedleProblems:
         seed: where everything random comes from.
         positions: what the model has.
         together: all questions of a text follow it at once, as in training.
-        once: no two texts share a token; they are cut from packages, and there are fewer where those end.
-        behind: token of packages before which none of these begins.
 
     Raises:
         DocumentError: a text without room for needles, or longer than the model's positions or the library.
@@ -132,20 +130,12 @@ class NeedleProblems:
     seed: int
     positions: int
     together: bool = False
-    once: bool = False
-    behind: int = 0
 
     def __post_init__(self) -> None:
         shortest, longest = self.lengths
         if shortest < SHORTEST:
             raise DocumentError(f"--context {shortest} is not valid: texts of at least {SHORTEST} tokens")
-        self.corpus = Corpus(self.tokenizer, packages=self.once)
-        if self.once:
-            first = self.behind + int(numpy.random.default_rng(self.seed).integers(longest))
-            starts = self.corpus.stretches(longest, self.count, first)
-            # As far apart as there is room.
-            self.count = min(self.count, len(starts))
-            self._starts = [starts[number * len(starts) // self.count] for number in range(self.count)]
+        self.corpus = self.read()
         if longest >= len(self.corpus):
             raise DocumentError(
                 f"--context {longest}: the built-in text has only {len(self.corpus)} tokens; pass --task FILE.jsonl"
@@ -164,12 +154,19 @@ class NeedleProblems:
         rng = numpy.random.default_rng([self.seed, TASKS.index(self.task), number])
         length = int(rng.integers(self.lengths[0], self.lengths[1] + 1))
         for _ in range(_TRIES):
-            begin = self._starts[number] if self.once else int(rng.integers(0, len(self.corpus) - length))
-            problem = self._try(length, begin, rng)
+            problem = self._try(length, self.begin(number, length, rng), rng)
             if problem is not None:
                 refuse_too_long(problem.positions(together=self.together), self.positions, self._name(length))
                 return problem
         raise DocumentError(f"--context {length}: the built-in text has no place to hide needles in")
+
+    def read(self) -> Corpus:
+        """What texts are cut from."""
+        return Corpus.library(self.tokenizer)
+
+    def begin(self, number: int, length: int, rng: numpy.random.Generator) -> int:
+        """The token at which a text of `length` begins."""
+        return int(rng.integers(0, len(self.corpus) - length))
 
     def _name(self, length: int) -> str:
         return f"--lengths {length}" if self.together else f"--context {length}"

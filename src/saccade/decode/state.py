@@ -15,11 +15,14 @@ from ..kernels.sparse_decode.api import sparse_decode
 from ..plans.plan import Plan
 from ..plans.rectify import ALL
 from ..plans.roles import HeadSpan
+from ..text.feed import TokenFeed
 from ..text.history import TokenHistory
 from ..types import KVView, Rows, Selection, Softmax, Workspace
 from .counters import Counters, Usage
-from .indexes import Indexes, OwnIndexes
+from .indexes import Indexes
+from .pages import PageIndexes
 from .rolling import RollingSelection
+from .rows import RowSlots
 
 
 class Observer(Protocol):
@@ -79,7 +82,7 @@ class DecodeState:
         self.observers = tuple(observers)
         self.exhaustive_is_dense = exhaustive_is_dense
         self.history = TokenHistory() if history is None else history
-        self.indexes: Indexes = OwnIndexes(plan, self.history) if indexes is None else indexes
+        self.indexes: Indexes = own_indexes(plan, self.history) if indexes is None else indexes
         self.attention = AttentionOperations() if attention is None else attention
         self.workspace = workspace
         self._rolling: list[RollingSelection] = []
@@ -151,3 +154,8 @@ class DecodeState:
         if layer == self.plan.roles.concerned[-1]:
             noted, self._usages = self._usages, []
             self.counters.add(noted)
+
+
+def own_indexes(plan: Plan, text: TokenFeed) -> Indexes:
+    """Those of one batch alone: in slots where the selector has such an index, else beside the cache's pages."""
+    return RowSlots(plan, text) if plan.owns_index else PageIndexes(plan)

@@ -37,6 +37,10 @@ class Plan:
                 "one set for all heads needs every layer to have a single role; this role map mixes roles"
             )
 
+    def __deepcopy__(self, memo: object) -> Plan:
+        """Itself: it never changes."""
+        return self
+
     @cached_property
     def refreshing(self) -> frozenset[int]:
         """Layers whose keys some head refreshes its set from, the only ones whose index must be up to date."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Protocol
 
 import torch
@@ -32,20 +33,17 @@ NOWHERE = KeySizes(1, 16, torch.float32, torch.device("meta"))
 """Keys without content, to ask what an index of some would be."""
 
 
-@dataclass(slots=True, eq=False)
+@dataclass(frozen=True, eq=False)
 class NewTokens:
     """The last `count` tokens of all `rows`, or all of a shorter one; one object for all layers of a step."""
 
     rows: Rows
     count: int
-    _start: Tensor | None = None
 
-    @property
+    @cached_property
     def start(self) -> Tensor:
-        """Logical position of each row's first one, int32 `[B]`; made when it is first asked for."""
-        if self._start is None:
-            self._start = (self.rows.seq_lens - self.count).clamp(min=0)
-        return self._start
+        """Logical position of each row's first one, int32 `[B]`."""
+        return (self.rows.seq_lens - self.count).clamp(min=0)
 
 
 class PageIndex(Protocol):
@@ -117,7 +115,8 @@ class SlotIndex(Protocol):
     def take_in(self, new: Sequence[Intake], views: Views) -> None:
         """Let those layers hold of each slot what follows from its first `stop` tokens; nothing of others is asked.
 
-        In a call of several tokens a layer goes through all of them before the next one sees the first.
+        In a call of several tokens a layer goes through all of them before the next one sees the first. An empty slot
+        of which no token is new stays empty: what runs then is compiled ahead of the first sequence.
         """
 
     def place(self, slots: Sequence[int], on_device: Tensor) -> None:
@@ -129,17 +128,11 @@ class SlotIndex(Protocol):
     def grow(self, slots: int, longest: int) -> None:
         """Have room for so many slots and tokens; never asked of one that was made `fixed`."""
 
-    def forget(self, slot: int, kept: int) -> None:
-        """Only the first `kept` tokens of a slot are what they were; 0: it is empty.
-
-        Layers that are searched have taken in what is there instead, the last of those tokens with it.
-        """
+    def clear(self, slot: int) -> None:
+        """Let a slot be empty, in all layers."""
 
     def permute(self, rows: Tensor) -> None:
         """Let new slot `i` be what slot `rows[i]` was (int64 `[S']`)."""
-
-    def warm_up(self, views: Views) -> None:
-        """Run what `take_in` runs, so that it is compiled; the last slot is empty, and stays so."""
 
     @property
     def nbytes(self) -> int:

@@ -4,17 +4,16 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 
 UNREAD = "some tokens were fed as embeddings or are not in the tokenizer's vocabulary; their chunks have a fixed length"
 
 UNKNOWN = -1
 """Instead of the id of a token that was fed as an embedding."""
-ABSENT = -2
-"""Instead of an id where no token is."""
+_ABSENT = -2
 
 
 class TokenFeed(ABC):
@@ -22,36 +21,32 @@ class TokenFeed(ABC):
 
     Attributes:
         levels: delimiter level of every vocabulary id (`saccade.text.levels`), None without a tokenizer.
+        unread: whether text was asked for where none is known, as where a model was fed embeddings.
     """
 
     def __init__(self, levels: Sequence[int] | None = None) -> None:
         self.levels = levels
         self._table: Tensor | None = None
-        self._unread: Tensor | bool = False
+        self.unread: Tensor | bool = False
 
     @abstractmethod
-    def read(self, rows: Tensor, slots: Tensor) -> Tensor:
-        """Ids int64 `[n, w]` at cache slots `[n, w]` of `rows` `[n]`; -1: unknown, below: no token."""
+    def read(self, row: int, start: int, stop: int) -> Tensor:
+        """Ids at slots `start..stop` of a row of the cache, int32 or int64; -1: unknown."""
 
-    @abstractmethod
-    def hold(self, row: int, source: Any, stop: int) -> None:
-        """Let the first `stop` tokens of a row be read, which a runtime has in a `source` of its own."""
+    def window(self, spans: Sequence[tuple[int, int, int]], device: torch.device) -> Tensor:
+        """Delimiter levels int8 `[n, w]` at slots `start..stop` of a row, for each `(row, start, stop)`.
 
-    def window(self, rows: Tensor, first: Tensor, width: int) -> Tensor:
-        """Delimiter levels int8 `[n, width]` from slot `first[i]` of row `rows[i]` (int64 `[n]`) on; -1: unknown."""
-        slots = first[:, None] + torch.arange(width, device=first.device)
+        -1: unknown, or behind the stop of one that is shorter than others.
+        """
         if self.levels is None:
-            return torch.full_like(slots, UNKNOWN, dtype=torch.int8)
+            width = max(stop - start for _, start, stop in spans)
+            return torch.full((len(spans), width), UNKNOWN, dtype=torch.int8, device=device)
         if self._table is None:
             # The last place stands for every id that is not in the vocabulary.
             table = torch.tensor([*self.levels, UNKNOWN], dtype=torch.int8, device="cpu")
-            self._table = table.to(slots.device, non_blocking=True)
-        ids = self.read(rows, slots)
+            self._table = table.to(device, non_blocking=True)
+        read = [self.read(*span).to(device, non_blocking=True) for span in spans]
+        ids = pad_sequence(read, batch_first=True, padding_value=_ABSENT)
         known = (ids >= 0) & (ids < len(self.levels))
-        self._unread = ((ids == UNKNOWN) | (ids >= len(self.levels))).any() | self._unread
+        self.unread = ((ids == UNKNOWN) | (ids >= len(self.levels))).any() | self.unread
         return self._table[torch.where(known, ids, len(self.levels))]
-
-    @property
-    def unread(self) -> Tensor | bool:
-        """Whether text was asked for where none is known, as where a model was fed embeddings."""
-        return self._unread

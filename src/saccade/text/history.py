@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
-from .feed import ABSENT, UNKNOWN, TokenFeed
+from .feed import UNKNOWN, TokenFeed
 
 _GROWTH = 256
 
@@ -24,7 +24,7 @@ class TokenHistory(TokenFeed):
     def __init__(self, levels: Sequence[int] | None = None) -> None:
         super().__init__(levels)
         self.length = self.prompt = 0
-        self._fed: Tensor | None = None
+        self._fed = torch.empty((2, 0, 0), dtype=torch.int64, device="cpu")
 
     def record(self, past: int, queries: int, batch: int, ids: Tensor | None, positions: Tensor | None) -> bool:
         """Note what is fed behind `past` slots: int64 `[B, queries]` each, or None; whatever lay there before goes.
@@ -32,7 +32,8 @@ class TokenHistory(TokenFeed):
         Returns whether some of those slots were filled unseen.
         """
         stop = past + queries
-        fed = self._room(batch, stop, ids if ids is not None else positions)
+        like = ids if ids is not None else positions
+        fed = self._room(batch, stop, None if like is None else like.device)
         unseen = self.length < past
         fed[:, :, self.length : past] = UNKNOWN
         for row, given in enumerate((ids, positions)):
@@ -54,50 +55,38 @@ class TokenHistory(TokenFeed):
 
     def fed(self, start: int, stop: int) -> Tensor:
         """As `ids`, of slots whose ids are known to be known: nothing waits for the device."""
-        assert self._fed is not None and stop <= self.length, "they were recorded"
+        assert stop <= self.length, "they were recorded"
         return self._fed[0, :, start:stop]
 
     def positions(self, start: int, stop: int) -> Tensor | None:
         """Position ids int64 `[B, stop - start]`; None if one of them is unknown."""
         return self._slice(1, start, stop)
 
-    def read(self, rows: Tensor, slots: Tensor) -> Tensor:
-        if self._fed is None:
-            return torch.full_like(slots, UNKNOWN)
-        ids = self._fed[0].to(slots.device)[rows[:, None], slots.clamp(max=self._fed.shape[2] - 1)]
-        return torch.where(slots < self.length, ids, ABSENT)
-
-    def hold(self, row: int, source: Any, stop: int) -> None:
-        """Nothing to fetch: all was recorded."""
+    def read(self, row: int, start: int, stop: int) -> Tensor:
+        return self.fed(start, stop)[row]
 
     def continued(self, levels: Sequence[int] | None) -> TokenHistory:
         """The same feed for another run on the same cache, which may know other levels."""
         other = TokenHistory(levels)
         other.prompt, other.length = self.prompt, self.length
-        other._fed = None if self._fed is None else self._fed.clone()
+        other._fed = self._fed.clone()
         return other
 
     def permute(self, rows: Tensor) -> None:
         """Let new batch row `i` be what row `rows[i]` was (int64 `[B']`)."""
-        if self._fed is not None:
+        if self.length:
             self._fed = self._fed.index_select(1, rows.to(self._fed.device))
 
     def _slice(self, row: int, start: int, stop: int) -> Tensor | None:
-        if self._fed is None or not 0 <= start <= stop <= self.length:
+        if not 0 <= start <= stop <= self.length:
             return None
         part = self._fed[row, :, start:stop]
         return None if bool((part == UNKNOWN).any()) else part.clone()
 
-    def _room(self, batch: int, slots: int, like: Tensor | None) -> Tensor:
+    def _room(self, batch: int, slots: int, device: torch.device | None) -> Tensor:
         """The buffer `[2, B, capacity]`; a cache whose batch has changed unasked is another one."""
-        held = self._fed
-        if held is None or held.shape[1] != batch:
-            device = None if like is None else like.device
-            held = torch.empty((2, batch, 0), dtype=torch.int64, device=device)
-            self.length = 0
-        if held.shape[2] < slots:
-            wider = held.new_full((2, batch, slots + max(_GROWTH, slots // 8)), UNKNOWN)
-            wider[:, :, : self.length] = held[:, :, : self.length]
-            held = wider
-        self._fed = held
-        return held
+        if self._fed.shape[1] != batch:
+            self._fed, self.length = torch.empty((2, batch, 0), dtype=torch.int64, device=device), 0
+        if self._fed.shape[2] < slots:
+            self._fed = pad(self._fed, (0, slots + max(_GROWTH, slots // 8) - self._fed.shape[2]), value=UNKNOWN)
+        return self._fed

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from ..types import Intake
-from .feed import TokenFeed
+from .feed import UNKNOWN, TokenFeed
 from .levels import WEAKEST
 
 
@@ -38,7 +38,7 @@ class ChunkTable:
     """Chunks of R rows; a chunk is cut once `longest` tokens stand behind its start.
 
     So its end depends on these tokens alone: not on when it was cut, on what was taken back since, or on how the tokens
-    were fed. Rows of at most `longest` tokens never move it in memory.
+    were fed. There is room for so many `chunks` of each.
 
     Attributes:
         cuts, text: sizes, and who knows levels; without text all of it is unknown.
@@ -49,33 +49,37 @@ class ChunkTable:
         stops: on the host, the tokens of each row that are looked at.
     """
 
-    def __init__(
-        self, cuts: Cuts, text: TokenFeed | None, rows: int, device: torch.device, *, longest: int = 0
-    ) -> None:
+    def __init__(self, cuts: Cuts, text: TokenFeed | None, rows: int, chunks: int, device: torch.device) -> None:
         self.cuts, self.text = cuts, text
-        room = max(cuts.most(longest), 1)
-        self.edges = torch.full((rows, room + 1), cuts.first, dtype=torch.int32, device=device)
+        self.edges = torch.full((rows, chunks + 1), cuts.first, dtype=torch.int32, device=device)
         self.counts = torch.zeros(rows, dtype=torch.int32, device=device)
         self.ends = torch.zeros_like(self.counts)
         self.stops, self._cut_to = [0] * rows, [0] * rows
 
-    def take_in(self, new: Sequence[Intake]) -> bool:
-        """Look at the first `stop` tokens of each row, and cut what is not cut yet; whether that was not so already."""
+    def take_in(self, new: Sequence[Intake]) -> None:
+        """Look at the first `stop` tokens of each row, and cut what is not cut yet."""
         if all(self.stops[one.slot] == one.stop for one in new):
-            return False
+            return
         further = [one for one in new if one.stop > self._cut_to[one.slot]]
         if further:
             self._cut(further)
         # Only now: who was interrupted cuts again.
         for one in further:
             self._cut_to[one.slot] = one.stop
-        self._look([one.slot for one in new], [one.stop for one in new])
-        return True
+        told = [(one.slot, one.stop) for one in new]
+        rows, stops = torch.tensor(told, device="cpu").to(self.edges.device, non_blocking=True).unbind(1)
+        counts = self.counted(rows, stops)
+        end = self.edges.index_select(0, rows).gather(1, counts[:, None])[:, 0]
+        self.counts.index_copy_(0, rows, counts.int())
+        self.ends.index_copy_(0, rows, torch.where(counts > 0, end, 0))
+        for row, stop in told:
+            self.stops[row] = stop
 
-    def forget(self, row: int, kept: int) -> Tensor:
-        """Only the first `kept` tokens of a row stand, and no more are looked at; how many chunks, int64 `[1]`."""
-        self._cut_to[row] = min(self._cut_to[row], kept)
-        return self._look([row], [min(self.stops[row], kept)])
+    def clear(self, row: int) -> None:
+        """Let a row have no tokens."""
+        self.stops[row] = self._cut_to[row] = 0
+        for held in (self.counts, self.ends):
+            held[row].fill_(0)
 
     def counted(self, rows: Tensor, stops: Tensor) -> Tensor:
         """How many chunks int64 `[n]` the first `stops` tokens of some rows have decided on; both are int64 `[n]`."""
@@ -84,48 +88,29 @@ class ChunkTable:
         # Behind the last one edges repeat.
         return (decided & (edges[:, 1:] > edges[:, :-1])).sum(1)
 
-    def permute(self, rows: Tensor) -> None:
-        """Let row `i` be what row `rows[i]` was (int64 `[R']`)."""
-        self.edges, self.counts, self.ends = (
-            held.index_select(0, rows) for held in (self.edges, self.counts, self.ends)
-        )
-        self.stops, self._cut_to = ([held[row] for row in rows.tolist()] for held in (self.stops, self._cut_to))
-
-    def grow(self, rows: int) -> None:
-        """Make room for so many rows."""
-        more = rows - len(self.stops)
-        self.edges = pad(self.edges, (0, 0, 0, more), value=self.cuts.first)
-        self.counts, self.ends = pad(self.counts, (0, more)), pad(self.ends, (0, more))
-        self.stops += [0] * more
-        self._cut_to += [0] * more
+    def arrange(self, rows: Tensor, chunks: int) -> None:
+        """Row `i` is what row `rows[i]` was (int64 `[R']`), empty if there was none, with room for so many chunks."""
+        more = max(chunks + 1 - self.edges.shape[1], 0)
+        self.edges = pad(self.edges, (0, more, 0, 1), value=self.cuts.first).index_select(0, rows)
+        self.counts, self.ends = (pad(held, (0, 1)).index_select(0, rows) for held in (self.counts, self.ends))
+        self.stops, self._cut_to = ([[*held, 0][row] for row in rows.tolist()] for held in (self.stops, self._cut_to))
 
     @property
     def nbytes(self) -> int:
         return self.edges.nbytes + self.counts.nbytes + self.ends.nbytes
 
-    def _look(self, rows: list[int], stops: list[int]) -> Tensor:
-        """Look at so many tokens of some rows; how many chunks these are, int64 `[n]`."""
-        chosen, told = torch.tensor((rows, stops), device="cpu").to(self.edges.device, non_blocking=True).unbind()
-        counts = self.counted(chosen, told)
-        end = self.edges.index_select(0, chosen).gather(1, counts[:, None])[:, 0]
-        self.counts.index_copy_(0, chosen, counts.int())
-        self.ends.index_copy_(0, chosen, torch.where(counts > 0, end, 0))
-        for row, stop in zip(rows, stops, strict=True):
-            self.stops[row] = stop
-        return counts
-
     def _cut(self, new: Sequence[Intake]) -> None:
         """Cut rows to their `stop`, from the last chunk that is decided on."""
         cuts, device = self.cuts, self.edges.device
-        self._reserve(cuts.most(max(one.stop for one in new)))
-        told = [(one.slot, one.origin, self._cut_to[one.slot], one.stop) for one in new]
-        width = max(stop - max(known - cuts.longest + 1, cuts.first) for _, _, known, stop in told)
+        # Behind it, no cut is known yet.
+        bases = [max(self._cut_to[one.slot] - cuts.longest + 1, cuts.first) for one in new]
+        width = max(one.stop - base for one, base in zip(new, bases, strict=True))
         if width < cuts.longest:
             return
-        chosen, origins, known, stops = torch.tensor(told, device="cpu").to(device, non_blocking=True).unbind(1)
+        told = [(one.slot, self._cut_to[one.slot], at, one.stop) for one, at in zip(new, bases, strict=True)]
+        chosen, known, base, stops = torch.tensor(told, device="cpu").to(device, non_blocking=True).unbind(1)
         settled, edges = self.counted(chosen, known), self.edges.index_select(0, chosen)
-        base = (known - cuts.longest + 1).clamp(min=cuts.first)
-        follows = self._following(chosen, origins + base, width, stops - base)
+        follows = self._following(self._levels(new, bases, width), stops - base)
         start = edges.gather(1, settled[:, None]).long() - base[:, None]
         reached = _reached(follows, start, width // cuts.shortest)
         places = settled[:, None] + reached.cumsum(1) - 1
@@ -136,17 +121,21 @@ class ChunkTable:
         wide = pad(torch.where(standing, edges, cuts.first), (0, 1))
         self.edges.index_copy_(0, chosen, wide.scatter_(1, target, position)[:, :-1])
 
-    def _following(self, rows: Tensor, first: Tensor, width: int, limits: Tensor) -> Tensor:
-        """Where a chunk ends that starts i slots behind `first`, int64 `[n, width + 1]`; i: it cannot be cut yet.
+    def _levels(self, new: Sequence[Intake], bases: Sequence[int], width: int) -> Tensor:
+        """Of each row's tokens from a base to its stop, int8 `[n, width]`; -1: unknown, or behind the stop."""
+        if self.text is None:
+            return torch.full((len(new), width), UNKNOWN, dtype=torch.int8, device=self.edges.device)
+        pairs = zip(new, bases, strict=True)
+        spans = [(one.slot, one.origin + base, one.origin + max(base, one.stop)) for one, base in pairs]
+        return self.text.window(spans, self.edges.device)
+
+    def _following(self, levels: Tensor, limits: Tensor) -> Tensor:
+        """Where a chunk ends that starts at place i of `levels`, int64 `[n, width + 1]`; i: it cannot be cut yet.
 
         Such a window of `longest` tokens is cut behind its latest token of the strongest level among those that leave
         it long enough (LycheeCluster, section 4.3).
         """
         cuts = self.cuts
-        if self.text is None:
-            levels = torch.full((len(rows), width), -1, dtype=torch.int8, device=first.device)
-        else:
-            levels = self.text.window(rows, first, width)
         ends = levels[:, cuts.shortest - 1 :].long()
         ends = torch.where(ends > 0, ends, WEAKEST).unfold(1, cuts.longest - cuts.shortest + 1, 1)
         choices = ends.shape[2]
@@ -154,15 +143,9 @@ class ChunkTable:
         latest = choices - 1 - (ends * choices + backwards).amin(2) % choices
         unknown = (levels < 0).unfold(1, cuts.longest, 1).any(2)
         lengths = torch.where(unknown, cuts.longest, cuts.shortest + latest)
-        place = torch.arange(width + 1, device=levels.device).expand(len(rows), -1)
+        place = torch.arange(levels.shape[1] + 1, device=levels.device).expand(len(levels), -1)
         lengths = pad(lengths, (0, place.shape[1] - lengths.shape[1]))
         return torch.where(place + cuts.longest <= limits[:, None], place + lengths, place)
-
-    def _reserve(self, chunks: int) -> None:
-        """Make room for so many chunks, and for an eighth more."""
-        held = self.edges.shape[1] - 1
-        if chunks > held:
-            self.edges = pad(self.edges, (0, chunks + max(chunks // 8, 16) - held), value=self.cuts.first)
 
 
 def _reached(follows: Tensor, start: Tensor, steps: int) -> Tensor:

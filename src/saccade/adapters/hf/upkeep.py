@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ...decode.indexes import OwnIndexes
+from ...decode.rows import RowSlots
 from ...errors import UnsupportedModelError
 from ...types import KVView, Rows
 from .cache import refuse_moving
@@ -28,24 +28,24 @@ class Upkeep:
 
     def __init__(self, session: Session, cache: Any, starts: Tensor, rectifier: Rectifier | None = None) -> None:
         refuse_moving(cache)
-        indexes = session.state.indexes
-        assert isinstance(indexes, OwnIndexes), "a cache here has indexes of its own"
-        self._session, self._cache, self._indexes, self._rectifier = session, cache, indexes, rectifier
+        self._session, self._cache, self._rectifier, indexes = session, cache, rectifier, session.state.indexes
+        self._indexes, self._slots = indexes, indexes if isinstance(indexes, RowSlots) else None
         self._first, device = starts.tolist(), cache.layers[0].keys.device
         with lasting():
             self._starts = starts.to(device)
             self._table = torch.arange(len(self._first), dtype=torch.int32, device=device)[:, None]
             self._everyone, longest = [*range(len(self._first))], cache.layers[0].max_cache_len
             self._layers = tuple(sorted(session.state.plan.refreshing))
-            indexes.fix(lambda: self._seen(self._everyone, longest)[self._layers[0]], longest)
-        self._slots, self._before = indexes.slots, (session.final, 0)
+            if self._slots is not None:
+                self._slots.fix(lambda: self._seen(self._everyone, longest)[self._layers[0]], longest)
+        self._index = None if self._slots is None else self._slots.index
+        self._before = session.final, 0
 
     @property
     def lost(self) -> bool:
         """Whether the indexes have left the memory that a graph knows."""
-        state = self._session.state
-        moved = self._indexes.slots is not self._slots or (state.plan.owns_index and not self._indexes.fixed)
-        return state.indexes is not self._indexes or moved
+        moved = self._slots is not None and self._slots.index is not self._index
+        return moved or self._session.state.indexes is not self._indexes
 
     def before(self, past: int, tokens: Tensor) -> Tensor:
         """Prepare a step behind `past` slots that decodes `tokens`, int64 `[B, 1]`; gives what it is to be fed.
@@ -84,11 +84,11 @@ class Upkeep:
     def prepare(self, past: int, count: int) -> None:
         """Let the next step bring `count` tokens of each row; ahead of a single one indexes take in what is clean."""
         self._session.promised = count
-        if count == 1 and self._indexes.fixed:
+        if count == 1 and self._slots is not None and self._slots.fixed:
             with lasting():
-                self._indexes.begin(past, self._session.final.boundary)
+                self._slots.begin(past, self._session.final.boundary)
                 bounds = [(start, past + 1 - start) for start in self._first]
-                self._indexes.follow(bounds, self._layers, lambda rows: self._seen(rows, past + 1))
+                self._slots.follow(bounds, self._layers, lambda rows: self._seen(rows, past + 1))
 
     def done(self) -> None:
         """Note that the step was a replay, which nobody else hears of."""
@@ -112,7 +112,7 @@ class Upkeep:
 
     def catch_up(self, past: int) -> None:
         """Let bounds of keys take in what calls by others have left below slot `past`; the host may wait."""
-        if self._layers and not self._indexes.fixed:
+        if self._layers and (self._slots is None or not self._slots.fixed):
             with lasting():
                 self._indexes.begin(past, self._session.final.boundary)
                 for layer, view in self._seen(self._everyone, past).items():

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import Literal
 
 from ...errors import PolicyError
 from ...kernels.chunk_keys.api import ChunkPooling
@@ -35,7 +34,7 @@ class ClusterSettings:
         every: tokens between rectifications, which are in no chunk meanwhile; 0: none.
 
     Raises:
-        PolicyError: a value out of range, or a budget that cannot hold what is always attended to and a chunk.
+        PolicyError: a budget that cannot hold what is always attended to and a chunk.
     """
 
     budget: int = 1024
@@ -50,7 +49,8 @@ class ClusterSettings:
     every: int = 0
 
     def __post_init__(self) -> None:
-        self._check_values()
+        if self.chunk_max < self.chunk_min:
+            raise PolicyError(f"chunk_max={self.chunk_max} is not valid; the smallest is {self.chunk_min}")
         smallest = self._most(self.buffer or 1) + self.chunk_max
         if self.budget < smallest:
             held = f"a buffer of {self.buffer}" if self.buffer else "1 more"
@@ -75,9 +75,9 @@ class ClusterSettings:
         """Room for the groups of a row of `length` tokens."""
         return self.cuts.most(length) // self.replant + 1
 
-    def touched(self, new: Iterable[Intake]) -> int:
+    def touched(self, new: Intake) -> int:
         """The most groups of a row in which some of its chunks are new."""
-        return -(-max(self.cuts.decided(one.kept, one.stop) for one in new) // self.replant) + 1
+        return -(-self.cuts.decided(new.kept, new.stop) // self.replant) + 1
 
     @property
     def clusters(self) -> int:
@@ -101,22 +101,3 @@ class ClusterSettings:
     def units(self, clusters: int) -> int:
         """How many coarse units stand over so many fine clusters."""
         return min(MOST_UNITS, clusters, math.isqrt(max(clusters - 1, 0)) + 1)
-
-    def _check_values(self) -> None:
-        leasts = {
-            "sinks": 0,
-            "every": 0,
-            "chunk_min": 1,
-            "chunk_max": self.chunk_min,
-            "buffer": 1,
-            "replant": 1,
-        }
-        for name, least in leasts.items():
-            value = getattr(self, name)
-            if value is not None and value < least:
-                raise PolicyError(f"{name}={value} is not valid; the smallest is {least}")
-        if not 1 <= self.cluster_size <= 8:
-            raise PolicyError(f"cluster_size={self.cluster_size} is not valid; 1 to 8 are")
-        for name, valid in (("chunking", Chunking), ("pooling", ChunkPooling)):
-            if getattr(self, name) not in get_args(valid):
-                raise PolicyError(f"{name}={getattr(self, name)!r} is not valid; use {' or '.join(get_args(valid))}")

@@ -1,4 +1,4 @@
-"""The tree of many rows in memory: as many places for every group of chunks, in each row and head."""
+"""The trees of many slots in many layers: as many places for every group of chunks, in each slot and head."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ _COUNTED = {"members": "chunks", "offsets": "chunks", "numbers": "clusters", "un
 _BEYOND = 2**31 - 1
 
 
-def empty_tree(
-    settings: ClusterSettings, keys: KeySizes, rows: int, edges: Tensor, ends: Tensor, groups: int = 1
+def empty_trees(
+    settings: ClusterSettings, keys: KeySizes, layers: int, edges: Tensor, ends: Tensor, groups: int = 1
 ) -> ClusterTree:
-    """A tree with room for so many groups of every row, and nothing in it."""
+    """Trees of so many layers, `[L, R, H, ...]`, with room for so many groups of every slot, and nothing in them."""
     units, clusters, chunks = (groups * places for places in _sizes(settings).values())
 
     def zeros(*sizes: int, dtype: torch.dtype = torch.int32) -> Tensor:
-        return torch.zeros((rows, keys.heads, *sizes), dtype=dtype, device=keys.device)
+        return torch.zeros((layers, len(ends), keys.heads, *sizes), dtype=dtype, device=keys.device)
 
     return ClusterTree(
         unit_centroids=zeros(units, keys.head_dim, dtype=keys.dtype),
@@ -47,61 +47,56 @@ def empty_tree(
     )
 
 
-def groups_of(tree: ClusterTree, settings: ClusterSettings) -> int:
-    """How many groups of a row there is room for."""
-    return tree.members.shape[2] // settings.replant
+def of_layer(trees: ClusterTree, layer: int) -> ClusterTree:
+    """The tree of one; shares memory."""
+    return replace(trees, **{name: held[layer] for name, held in own(trees).items()})
 
 
-def part_of(tree: ClusterTree, start: int, slots: int) -> ClusterTree:
-    """The tree of some slots; shares memory."""
-    own = {name: held[start : start + slots] for name, held in tree.tensors().items() if held.dim() > 2}
-    return replace(tree, **own)
+def own(trees: ClusterTree) -> dict[str, Tensor]:
+    """What is not of all layers."""
+    return {name: held for name, held in trees.tensors().items() if held.dim() > 2}
 
 
-def with_room(tree: ClusterTree, settings: ClusterSettings, layers: int, slots: int, groups: int) -> ClusterTree:
-    """The tree of so many layers with room for `slots` of each, and for so many groups of a slot and an eighth more."""
-    more_slots, held = slots - tree.radii.shape[0] // layers, groups_of(tree, settings)
-    more = groups + groups // 8 - held if groups > held else 0
-    if more == 0 and more_slots <= 0:
-        return tree
-    grown = {}
-    for name, tensor in tree.tensors().items():
-        if tensor.dim() > 2:
-            inner = (0, 0) * (tensor.dim() - 3)
-            wider = (*inner, 0, more * _places(name, settings), 0, 0, 0, max(more_slots, 0))
-            grown[name] = pad(tensor.unflatten(0, (layers, -1)), wider).flatten(0, 1)
-    return replace(tree, **grown)
+def groups_of(trees: ClusterTree, settings: ClusterSettings) -> int:
+    """How many groups of a slot there is room for."""
+    return trees.members.shape[-1] // settings.replant
 
 
-def write(tree: ClusterTree, settings: ClusterSettings, planted: Planted, groups: Groups) -> None:
-    """Put planted groups into their places, in place."""
+def arranged(trees: ClusterTree, settings: ClusterSettings, slots: Tensor, groups: int) -> ClusterTree:
+    """Slot `i` is what slot `slots[i]` was (int64 `[S']`), empty if there was none, with room for so many groups."""
+    more, moved = max(groups - groups_of(trees, settings), 0), {}
+    for name, tensor in own(trees).items():
+        inner = (0, 0) * (tensor.dim() - 4)
+        wider = pad(tensor, (*inner, 0, more * _places(name, settings), 0, 0, 0, 1))
+        moved[name] = wider.index_select(1, slots)
+    return replace(trees, **moved)
+
+
+def write(trees: ClusterTree, first: int, settings: ClusterSettings, planted: Planted, groups: Groups) -> None:
+    """Put what was planted of some layers, from `first` on, into its places."""
+    slots, (count, width), heads = groups.slots, groups.numbers.shape, trees.radii.shape[2]
     for field in fields(planted):
-        name, values = field.name, getattr(planted, field.name)
+        name, values = field.name, getattr(planted, field.name).unflatten(0, (-1, count, heads, width))
         counted = _COUNTED.get(name)
         if counted is not None:
-            # Numbers inside of a group become numbers of the row.
-            values = values + groups.before[counted]
+            # Numbers inside of a group become numbers of the slot.
+            values = values + groups.numbers[:, None, :, None] * _sizes(settings)[counted]
         if name == "members":
             # Absent ones are read, though not taken: they must be numbers of chunks.
-            values = torch.minimum(values, groups.latest)
-        values = values.reshape(len(groups.slots), tree.radii.shape[1], -1, *values.shape[2:])
+            values = torch.minimum(values, (groups.totals["chunks"] - 1).clamp(min=0)[:, None, None, None])
+        values = values.flatten(3, 4)
         if counted is not None and "offsets" in name:
-            # Where the last of a group ends, the first of the next one begins; of the last group the row ends.
-            values = torch.minimum(pad(values, (0, 1), value=_BEYOND), groups.totals[counted])
-        _put(getattr(tree, name), values, groups, _places(name, settings))
-
-
-def _put(target: Tensor, values: Tensor, groups: Groups, places: int) -> None:
-    """Let `target[slots[i], :, first[i] · places :]` begin with `values[i]` `[H, w, ...]`."""
-    width = values.shape[2]
-    if groups.places is not None:
-        # Several times as fast as an index.
-        for (slot, first), one in zip(groups.places, values, strict=True):
-            target[slot, :, first * places : first * places + width] = one
-        return
-    heads = torch.arange(values.shape[1], device=target.device)[:, None]
-    at = groups.first[:, None] * places + torch.arange(width, device=target.device)
-    target[groups.slots[:, None, None], heads, at[:, None]] = values.to(target.dtype)
+            # Where the last of a group ends, the first of the next one begins; of the last group the slot ends.
+            values = torch.minimum(pad(values, (0, 1), value=_BEYOND), groups.totals[counted][:, None, None])
+        target, places = getattr(trees, name)[first : first + len(values)], _places(name, settings)
+        at = groups.numbers[:, :1] * places + torch.arange(values.shape[3], device=target.device)
+        if slots.is_cpu:
+            # Several times as fast as an index.
+            for number, (slot, start) in enumerate(zip(slots.tolist(), at[:, 0].tolist(), strict=True)):
+                target[:, slot, :, start : start + values.shape[3]] = values[:, number]
+            continue
+        head = torch.arange(heads, device=target.device)[:, None]
+        target[:, slots[:, None, None], head, at[:, None]] = values.to(target.dtype)
 
 
 @functools.cache

@@ -11,7 +11,6 @@ from vllm.platforms import current_platform
 from vllm.utils.torch_utils import kv_cache_dtype_str_to_dtype
 
 from ....selection.index import KeySizes, SlotIndex
-from ....text.feed import TokenFeed
 from ..options import held_by
 from .fed import RequestFeed
 from .requests import requests_of
@@ -35,7 +34,7 @@ class Room:
         told: what was set aside, in words.
     """
 
-    text: TokenFeed | None = None
+    text: RequestFeed | None = None
     index: SlotIndex | None = None
     requests: int = 0
     reason: str | None = None
@@ -51,7 +50,7 @@ def room_of(vllm_config: Any) -> Room:
     return room
 
 
-def text_of(vllm_config: Any) -> TokenFeed | None:
+def text_of(vllm_config: Any) -> RequestFeed | None:
     """What requests are fed, where a policy has an index in slots."""
     serving = serving_of(vllm_config)
 
@@ -60,7 +59,7 @@ def text_of(vllm_config: Any) -> TokenFeed | None:
         assert requests is not None, "vLLM makes its logits processors before any step"
         return requests.ids_on_device
 
-    return RequestFeed(serving.levels, ids, torch.get_default_device()) if serving.plan.owns_index else None
+    return RequestFeed(serving.levels, ids) if serving.plan.owns_index else None
 
 
 def _made(vllm_config: Any) -> Room:

@@ -1,23 +1,22 @@
-"""The requests of a worker in the slots of an index: what is new of each, ahead of every step."""
+"""The requests of a worker in the slots of an index: who is in which, and what is new of each, ahead of every step."""
 
 from __future__ import annotations
 
+import heapq
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
-from ....decode.slots import Arrival, Slots
+from ....decode.slots import Looked, Slots
 from ....plans.plan import Plan
 from ....plans.rectify import Clean, Phase
 from ....selection.index import SlotIndex, Views
-from ....text.feed import TokenFeed
-from ....types import KVView, Rows
+from ....types import Intake, KVView, Rows
 from .batch import Batch
+from .fed import RequestFeed
 from .requests import RequestRow
-
-MAX_PROMPT_TOKENS = 2048
-"""Of prompts that a step takes in, or as many as it computes; of rows that decode it takes in all there is."""
 
 
 @dataclass(slots=True, eq=False)
@@ -30,7 +29,7 @@ class SlotMemory:
         slot: where its index is; None before it is indexed, and while it is not in the batch.
     """
 
-    slots: Slots
+    slots: RequestSlots
     final: Clean
     slot: int | None = None
 
@@ -47,7 +46,7 @@ class SlotMemory:
         self.slot = None
 
 
-class RequestSlots:
+class RequestSlots(Slots):
     """The index of all requests of a worker.
 
     Args:
@@ -56,26 +55,52 @@ class RequestSlots:
         text: what the requests are fed.
         view: a layer's cache as some rows see it.
         index: in memory that was set aside for so many `requests`, which captured steps of at most so many `rows`
-            search; None: it is made when it is needed, and grows.
+            search; None: it is made when it is needed, grows, and gives all room back when the last has left.
     """
+
+    build_seconds = 0.0
 
     def __init__(
         self,
         plan: Plan,
         phase: Phase,
-        text: TokenFeed,
+        text: RequestFeed,
         view: Callable[[int, Rows], KVView],
         index: SlotIndex | None = None,
         requests: int = 0,
         rows: int = 0,
     ) -> None:
-        self._plan, self._phase, self._view, self._warm = plan, phase, view, index is None
-        self._layers = tuple(sorted(plan.refreshing))
-        self.slots = Slots(plan, text, index, requests, rows)
+        super().__init__(plan, text, requests, index)
+        self._phase, self._requests, self._view = phase, text, view
+        self._free, self._warm, self._most = [*range(requests)], index is None, rows
+        self._placed, self._places = list[int](), torch.empty(0)
+
+    def begin(self, past: int, clean: int) -> None:
+        """Nothing to forget: every step says what it writes."""
+
+    def permute(self, rows: Tensor) -> None:
+        """Nothing to move: requests stay in their slots."""
+
+    def enter(self) -> int:
+        """The lowest slot that nobody has, empty; one more if all are taken."""
+        if not self._free:
+            assert not self.fixed, "there are as many slots as sequences"
+            self._looked.append(Looked())
+            return self.count - 1
+        slot: int = heapq.heappop(self._free)
+        self.clear(slot)
+        return slot
+
+    def leave(self, slot: int) -> None:
+        """Give a slot back; who comes back is indexed anew, which gives the same index."""
+        heapq.heappush(self._free, slot)
+        if len(self._free) == self.count and not self.fixed:
+            self.restart(0)
+            self._free = []
 
     def follow(self, batch: Batch, table: Tensor, lengths: Tensor) -> None:
         """Bring the index up to what is in the cache before a step; blocks int32 `[B, n]`, lengths int32 `[B]`."""
-        arrivals, rows, computed = list[Arrival](), dict[int, int](), 0
+        due, rows = list[Intake](), dict[int, int]()
         for row, (request, decodes) in enumerate(zip(batch.requests, batch.decoding, strict=True)):
             length, count = batch.lengths[row], batch.queries[row]
             start = length - count
@@ -83,37 +108,49 @@ class RequestSlots:
                 continue
             if request.memory is None:
                 # What it found in the prefix cache is clean.
-                request.memory = SlotMemory(self.slots, Clean(self._phase).at(start))
+                request.memory = SlotMemory(self, Clean(self._phase).at(start))
             memory: SlotMemory = request.memory
             memory.wrote(start, count, dense=count > 1 or batch.prefilling[row])
             if not decodes and self._plan.covers(length):
                 continue
-            computed += count
             if memory.slot is None:
-                memory.slot = self.slots.enter()
+                memory.slot = self.enter()
                 if not decodes:
                     # It may have found blocks that another request computes in this very step.
                     continue
-            source = request, batch.places[row]
-            arrivals.append(Arrival(memory.slot, start, length, memory.final.boundary, decodes, source=source))
+            self._requests.here[memory.slot] = request, batch.places[row]
+            due.append(self.due(memory.slot, length, min(start, memory.final.boundary)))
             rows[memory.slot] = row
-        # What a prompt's chunk computes may be taken in beside the next one, which takes far longer.
-        room = max(MAX_PROMPT_TOKENS, computed)
-        views = Views(
-            self._layers, lambda some: self._seen(batch.picked([rows[slot] for slot in some], table, lengths))
-        )
-        self.slots.follow(arrivals, views, room)
+        self.bring(due, self._views(lambda some: batch.picked([rows[slot] for slot in some], table, lengths)))
 
     def warm_up(self, batch: Batch, table: Tensor, lengths: Tensor) -> None:
-        """Compile what taking text in needs, before a request does."""
-        if not self._warm and self.slots.index is not None:
-            self.slots.index.warm_up(Views(self._layers, lambda _: self._seen(batch.picked([0], table, lengths))))
+        """Compile what taking tokens in needs, before a request does: of nobody's slot, which stays empty."""
+        if not self._warm and self.index is not None:
+            views = self._views(lambda _: batch.picked([0], table, lengths))
+            self.index.take_in([Intake(self.count, 0, 0, 0)], views)
         self._warm = True
 
     def place(self, requests: Sequence[RequestRow | None], rows: Rows) -> None:
-        """Let a step search the index of its first rows' requests; None: it does not search."""
-        found = [None if one is None or one.memory is None else one.memory.slot for one in requests]
-        self.slots.place(found, rows.batch, rows.seq_lens.device)
+        """Let a step search the index of its first rows' requests; None, and rows behind them: nobody's.
 
-    def _seen(self, rows: Rows) -> Mapping[int, KVView]:
-        return {layer: self._view(layer, rows) for layer in self._layers}
+        In memory that was set aside, they are always told in the same memory, which a graph reads.
+        """
+        slots = (None if one is None or one.memory is None else one.memory.slot for one in requests)
+        told = [self.count if slot is None else slot for slot in slots]
+        told += [self.count] * (rows.batch - len(told))
+        most, device = self._most if self.fixed else rows.batch, rows.seq_lens.device
+        if len(self._places) != most:
+            self._placed, self._places = [], torch.full((most,), self.count, dtype=torch.int32, device=device)
+        if self._placed[: rows.batch] != told:
+            self._placed[: rows.batch] = told
+            new = torch.tensor(told, dtype=torch.int32, device="cpu", pin_memory=device.type == "cuda")
+            self._places[: rows.batch].copy_(new.to(device, non_blocking=True))
+        if self.index is not None:
+            self.index.place(told, self._places[: rows.batch])
+
+    def _views(self, seen: Callable[[Sequence[int]], Rows]) -> Views:
+        def of(slots: Sequence[int]) -> Mapping[int, KVView]:
+            rows = seen(slots)
+            return {layer: self._view(layer, rows) for layer in self._layers}
+
+        return Views(self._layers, of)

@@ -55,7 +55,7 @@ class SparseRows:
         self.sampling = Sampling(serving, view)
         phase, given = serving.options.policy.phase, (room.index, room.requests, rows)
         self.slots = None if room.text is None else RequestSlots(plan, phase, room.text, view, *given)
-        indexes = serving.indexes if self.slots is None else self.slots.slots
+        indexes = serving.indexes if self.slots is None else self.slots
         self._state = DecodeState(
             plan, serving.counters, exhaustive_is_dense=False, indexes=indexes, workspace=workspace
         )

@@ -1,0 +1,72 @@
+"""Texts that judge: stretches of installed packages' sources that share no token, on which nothing was found."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy
+
+from saccade.calibrate.corpus import Corpus
+from saccade.calibrate.problems import NeedleProblems
+from saccade.eval.document import package_sources
+from saccade.eval.facts import sentence_ends
+from saccade.eval.tokens import token_ends
+
+_LEAD, _BETWEEN = 16, 256
+"""Tokens in front of the sentence that a stretch begins with; and what is guessed to lie between two stretches."""
+
+
+class Packages(Corpus):
+    """As much of their sources as `stretches` needs."""
+
+    def __init__(self, tokenizer: Any) -> None:
+        super().__init__(tokenizer, "")
+        self._more = package_sources()
+
+    def stretches(self, length: int, count: int, first: int) -> list[int]:
+        """Where stretches of `length` tokens begin: at least `count`, or as many as there are.
+
+        None shares a token with another, each has a sentence to its beginning, and none begins before token `first`.
+        """
+        starts = self._starts(length, first)
+        while len(starts) < count and self._read((count - len(starts)) * (length + _BETWEEN)):
+            starts = self._starts(length, first)
+        return starts
+
+    def _starts(self, length: int, first: int) -> list[int]:
+        starts = list[int]()
+        for sentence in numpy.searchsorted(self.ends, sentence_ends(self.text)).tolist():
+            begin = max(first, sentence - _LEAD)
+            if begin < sentence - 1 and begin + length < len(self):
+                starts.append(begin)
+                first = begin + length + 1
+        return starts
+
+    def _read(self, tokens: int) -> bool:
+        """Put so many tokens of packages behind the text, or what is left; whether there was any."""
+        texts, ends, size = [self.text], [self.ends], len(self.text)
+        while tokens > 0 and (text := next(self._more, "")):
+            ends.append(numpy.array(token_ends(self.tokenizer, text), dtype=int) + size)
+            texts, tokens, size = [*texts, text], tokens - len(ends[-1]), size + len(text)
+        self.text, self.ends = "".join(texts), numpy.concatenate(ends)
+        return len(texts) > 1
+
+
+@dataclass
+class PackageProblems(NeedleProblems):
+    """Of texts that share no token; there are fewer where the packages end. None begins before token `behind`."""
+
+    behind: int = 0
+
+    def read(self) -> Corpus:
+        packages, longest = Packages(self.tokenizer), self.lengths[1]
+        first = self.behind + int(numpy.random.default_rng(self.seed).integers(longest))
+        starts = packages.stretches(longest, self.count, first)
+        # As far apart as there is room.
+        self.count = min(self.count, len(starts))
+        self._starts = [starts[number * len(starts) // self.count] for number in range(self.count)]
+        return packages
+
+    def begin(self, number: int, length: int, rng: numpy.random.Generator) -> int:
+        return self._starts[number]
