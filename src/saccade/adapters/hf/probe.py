@@ -19,10 +19,12 @@ from transformers.cache_utils import Cache
 
 from ...checkpoints.shape import shape_of
 from ...checkpoints.text import delimiter_table
+from ...checkpoints.traffic import expert_weights
 from ...checkpoints.versions import cache_argument
 from ...methods.policy import Policy
 from ...recipes.machine import free_memory
 from .cache import tell
+from .recorder import Recorder
 from .session import lasting
 from .shared import PAGE, SharedRows, SharedText
 from .support import cached, empty_cache
@@ -33,6 +35,9 @@ TOLD, SHORT, KEY, TIMES = 96, 256, 1.0, 4
 """Tokens told; those of a short context; nats by which a key token is likelier with all; budgets in a text at least."""
 WALK, FINALISTS = 32, 4
 """Steps in a row by which the best of one step are compared: a clean cache hides errors that add up (`docs/log.md`)."""
+
+REPLAYED = 4
+"""Steps of one shape from which on a CUDA graph of them pays: one is run to compile, one to capture."""
 
 Kind = Literal["natural", "repeat"]
 KINDS: tuple[Kind, ...] = ("natural", "repeat")
@@ -213,17 +218,50 @@ class Probe:
         rows.levels = delimiter_table(tokenizer) if rows.plan.reads_text and tokenizer is not None else None
         with nullcontext() if self._attach is None else self._attach(self._model, Policy.from_spec("dense"), None):
             for first in range(0, len(asked), self._most):
-                going, step = asked[first : first + self._most], 0
-                while going:
-                    logits = self._step(rows.part(going, step))
-                    measured = [place for place, row in enumerate(going) if step in walks[row].measured]
-                    if measured:
-                        here = (walks[going[place]] for place in measured)
-                        yield [(one.text, one.kind, one.start + step) for one in here], logits[measured]
-                    step += 1
-                    still = [row for row in going if step <= walks[row].measured[-1]]
-                    # Kernels are compiled by the shape of a batch, so that not every row that ends makes it smaller.
-                    going = still if 2 * len(still) <= len(going) else going
+                for going, steps in self._stretches(asked[first : first + self._most]):
+                    for step, logits in zip(steps, self._stepped(rows, going, steps), strict=True):
+                        measured = [place for place, row in enumerate(going) if step in walks[row].measured]
+                        if measured:
+                            here = (walks[going[place]] for place in measured)
+                            yield [(one.text, one.kind, one.start + step) for one in here], logits[measured]
+
+    def _stretches(self, going: list[int]) -> Iterator[tuple[list[int], range]]:
+        """Which rows take which steps together: those at their end leave once they are half of a batch, whose shape
+        kernels are compiled by."""
+        start, last = 0, {row: self._walks[row].measured[-1] for row in going}
+        while going:
+            stop = sorted(last[row] for row in going)[(len(going) - 1) // 2] + 1
+            yield going, range(start, stop)
+            start, going = stop, [row for row in going if last[row] >= stop]
+
+    @torch.no_grad()
+    def _stepped(self, rows: SharedRows, going: list[int], steps: range) -> Iterator[Tensor]:
+        """Logits `[n, V]` behind each step of some rows, in memory that the next may overwrite."""
+        if len(steps) < REPLAYED or not self._captured(rows):
+            for step in steps:
+                yield self._step(rows.part(going, step))
+            return
+        recorder, counted = Recorder(rows.ids.device), rows.part(going, steps.start).uncounted(len(steps))
+
+        def call() -> Tensor:
+            logits = self._step(counted.uncounted())
+            counted.rows.seq_lens.add_(1)
+            return logits
+
+        with recorder.here():
+            yield recorder.rehearse(call)
+            replay, logits = recorder.record(call)
+            for _ in steps[1:]:
+                replay()
+                yield logits
+
+    def _captured(self, rows: SharedRows) -> bool:
+        """Whether a device can take steps alone: no index of its own, no experts, no angles that grow with a text."""
+        assert rows.plan is not None, "steps have one"
+        config = self._model.config
+        angles = str(getattr(config, "rope_parameters", None) or getattr(config, "rope_scaling", None))
+        asks = rows.plan.owns_index or expert_weights(self._model) or "dynamic" in angles or "longrope" in angles
+        return rows.ids.device.type == "cuda" and not asks
 
     @torch.no_grad()
     def _separate_steps(self, policy: Policy, tokenizer: Any, walk: int) -> Iterator[tuple[list[Place], Tensor]]:
