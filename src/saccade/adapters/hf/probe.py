@@ -143,13 +143,12 @@ class Probe:
     ) -> None:
         self._model, self._passages, self._attach = model, tuple(passages), attach
         self.keys, self._walks, self._caches = list[dict[Kind, Tensor]](), list[Walk](), list[Cache]()
-        self._dense = dict[int, list[Tensor]]()
+        self._dense = dict[Place, Tensor]()
         shape, rows = shape_of(model.config), list[SharedRows]()
         for number, passage in enumerate(self._passages):
             held = self._read(passage)
             text = None if shape.kinds or shape.sources else SharedText(model, held, passage.common)
-            with torch.no_grad():
-                key = {kind: self._needs_long(passage, held, text, kind) for kind in kinds}
+            key = dict(zip(kinds, self._needs_long(passage, held, text, kinds), strict=True))
             here = [
                 one
                 for kind in kinds
@@ -180,14 +179,12 @@ class Probe:
                     raise
             logger.warning("probe: out of memory, so %d tokens are told at once", most)
             self._most = most
-            # Its pieces were those of larger batches.
-            self._dense.clear()
 
     def _measured(self, policy: Policy, tokenizer: Any, walk: int) -> list[dict[Kind, Told]]:
-        if walk not in self._dense:
-            self._dense[walk] = [logits for _, logits in self._steps(Policy.from_spec("dense"), None, walk)]
+        self._read_densely(walk)
         places, found = list[Place](), list[Tensor]()
-        for dense, (here, logits) in zip(self._dense[walk], self._steps(policy, tokenizer, walk), strict=True):
+        for here, logits in self._steps(policy, tokenizer, walk):
+            dense = torch.stack([self._dense[place] for place in here])
             wanted = [self._passages[text].told(kind)[place] for text, kind, place in here]
             reference, said = (one.float().log_softmax(-1) for one in (dense, logits))
             divergence = (reference.exp() * (reference - said)).sum(-1).clamp(min=0)
@@ -206,6 +203,15 @@ class Probe:
                 told[kind] = Told(divergence, likelihood, equal.bool(), key.cpu()[chosen])
             results.append(told)
         return results
+
+    def _read_densely(self, walk: int) -> None:
+        """Dense logits behind what rows of so many steps measure; those of one step, where no error adds up, do."""
+        asked = [one for one in self._walks if one.steps == walk]
+        if all((one.text, one.kind, one.start + step) in self._dense for one in asked for step in one.measured):
+            return
+        shortest = min(one.steps for one in self._walks)
+        for here, logits in self._steps(Policy.from_spec("dense"), None, shortest):
+            self._dense |= dict(zip(here, logits, strict=True))
 
     def _steps(self, policy: Policy, tokenizer: Any, walk: int) -> Iterator[tuple[list[Place], Tensor]]:
         """What is measured, and logits `[n, V]` behind it: some of it after the other, in the same order always."""
@@ -296,19 +302,25 @@ class Probe:
             read: Cache = self._model(ids, **cached(self._model, held), logits_to_keep=1)[cache_argument(self._model)]
             return read
 
-    def _needs_long(self, passage: Passage, held: Cache, text: SharedText | None, kind: Kind) -> Tensor:
-        """Which told tokens are likelier with the whole text before them than with its last tokens."""
-        fed, told, start = passage.fed(kind), passage.told(kind), passage.start
-        ids = (*passage.tokens[:start], *passage.common[1 - SHORT :], *fed)
-        short = self._model(torch.tensor([ids], device=self._model.device), use_cache=False, logits_to_keep=TOLD)
-        wanted = torch.tensor(told, device=self._model.device)[:, None]
-        if text is None:
-            behind = torch.tensor([fed], device=self._model.device)
-            read = self._model(behind, **cached(self._model, copy.deepcopy(held))).logits[0]
-        else:
-            read = text.follow(fed)
-        long, alone = (one.float().log_softmax(-1).gather(1, wanted)[:, 0] for one in (read, short.logits[0]))
-        return torch.gt(long - alone, KEY)
+    @torch.no_grad()
+    def _needs_long(
+        self, passage: Passage, held: Cache, text: SharedText | None, kinds: Sequence[Kind]
+    ) -> list[Tensor]:
+        """Of each kind, which told tokens are likelier with the whole text before them than with its last tokens."""
+        fed, device = [passage.fed(kind) for kind in kinds], self._model.device
+        ids = [(*passage.tokens[: passage.start], *passage.common[1 - SHORT :], *one) for one in fed]
+        short = self._model(torch.tensor(ids, device=device), use_cache=False, logits_to_keep=TOLD).logits
+        found = list[Tensor]()
+        for kind, one, alone in zip(kinds, fed, short, strict=True):
+            if text is None:
+                behind = torch.tensor([one], device=device)
+                read = self._model(behind, **cached(self._model, copy.deepcopy(held))).logits[0]
+            else:
+                read = text.follow(one)
+            wanted = torch.tensor(passage.told(kind), device=device)[:, None]
+            long, near = (logits.float().log_softmax(-1).gather(1, wanted)[:, 0] for logits in (read, alone))
+            found.append(torch.gt(long - near, KEY))
+        return found
 
 
 def texts_that_fit(model: Any, tokens: int) -> int:
