@@ -20,7 +20,7 @@ if not MODEL.exists():
 settings = {
     "model": MODEL,
     "task": "kv",
-    "context": 512,
+    "context": 1024,
     "questions": 12,
     "budgets": 64,
     "dtype": "float32",

