@@ -11,7 +11,7 @@ from test_serve import SMALL, model
 from transformers import Qwen3NextConfig
 
 from saccade.adapters.vllm.checks import SCHEDULER
-from saccade.adapters.vllm.lossless import WORKER
+from saccade.adapters.vllm.lossless import ADAPTIVE, WORKER
 from saccade.adapters.vllm.server.serve import RefusedError, Server, prepare
 from saccade.checkpoints.bundled import model_path
 
@@ -24,7 +24,11 @@ def _runner_v2(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 LOSSLESS = "quest:rectify=8:verify"
-PROPER = {"method": "draft_model", "model": str(model_path()), "num_speculative_tokens": 8}
+FIXED = {"method": "draft_model", "model": str(model_path()), "num_speculative_tokens": 8}
+FIXED |= {"draft_sample_method": "probabilistic"}
+SIZES = [[1, 1, 1], [2, 2, 3], [3, 3, 7], [4, 4, 0]]
+PROPER = {**FIXED, "num_speculative_tokens": 7, "num_speculative_tokens_per_batch_size": SIZES}
+"""All lengths, so that vLLM captures them."""
 SEQS = ("--max-num-seqs", "8")
 
 
@@ -40,13 +44,16 @@ def reasons(*rest: str, **ours: Any) -> tuple[str, ...]:
     return refused.value.reasons
 
 
-def test_verification_brings_its_worker_and_vllms_own_slots() -> None:
-    server = made()
-    assert (server.args.worker_cls, server.args.scheduler_cls) == (WORKER, None)
-    assert server.args.speculative_config == PROPER
-    assert (server.options.drafts, server.options.rewrites) == (8, None)
-    by_hand = ("--worker-cls", WORKER, "--speculative-config", json.dumps(PROPER))
-    assert made(*by_hand).args.speculative_config == PROPER
+@pytest.mark.parametrize(("fixed", "scheduler", "proper"), [(None, ADAPTIVE, PROPER), (True, None, FIXED)])
+def test_verification_brings_its_worker_and_vllms_own_slots(fixed: bool | None, scheduler: Any, proper: Any) -> None:
+    server = made(fixed_drafts=fixed)
+    assert (server.args.worker_cls, server.args.scheduler_cls) == (WORKER, scheduler)
+    assert server.args.speculative_config == proper
+    assert (server.options.drafts, server.options.rewrites, server.options.adapts) == (8, None, not fixed)
+    by_hand = ("--worker-cls", WORKER, "--speculative-config", json.dumps(proper))
+    assert made(*by_hand, fixed_drafts=fixed).args.speculative_config == proper
+    greedy = {**proper, "draft_sample_method": "greedy"}
+    assert made("--speculative-config", json.dumps(greedy), fixed_drafts=fixed).args.speculative_config == greedy
 
 
 def _speculative(**settings: Any) -> tuple[str, str]:
@@ -57,14 +64,16 @@ def _speculative(**settings: Any) -> tuple[str, str]:
     ("policy", "rest", "words"),
     [
         (LOSSLESS, _speculative(num_speculative_tokens=4), "needs --speculative-config"),
-        (LOSSLESS, _speculative(draft_sample_method="probabilistic"), "needs --speculative-config"),
         (LOSSLESS, _speculative(rejection_sample_method="block"), "needs --speculative-config"),
         (LOSSLESS, ("--speculative-config", '{"method": "ngram", "num_speculative_tokens": 8}'), json.dumps(PROPER)),
         (LOSSLESS, ("--worker-cls", "vllm.v1.worker.cpu_worker.CPUWorker"), f"needs --worker-cls {WORKER}"),
-        (LOSSLESS, ("--scheduler-cls", SCHEDULER), "leave out --scheduler-cls"),
+        (LOSSLESS, ("--scheduler-cls", SCHEDULER), f"needs --scheduler-cls {ADAPTIVE}"),
+        (LOSSLESS, ("--scheduler-cls", "vllm.v1.core.sched.scheduler.Scheduler"), f"needs --scheduler-cls {ADAPTIVE}"),
+        (LOSSLESS, ("--speculative-config", json.dumps(FIXED)), json.dumps(PROPER)),
+        (LOSSLESS, ("--max-num-seqs", "3"), "captures as many lengths as rows: --max-num-seqs 4 would do"),
         (LOSSLESS, ("--enable-lora",), "leave out --enable-lora"),
         (LOSSLESS, ("--enable-prompt-embeds",), "--enable-prompt-embeds"),
-        (LOSSLESS, ("--max-num-batched-tokens", "79"), "counted as 10, in a step of 79: --max-num-seqs 7"),
+        (LOSSLESS, ("--max-num-batched-tokens", "71"), "counted as 9, in a step of 71: --max-num-seqs 7"),
         (LOSSLESS, ("--max-num-batched-tokens", "8"), "raise --max-num-batched-tokens"),
         (LOSSLESS, ("--pipeline-parallel-size", "2"), "pipeline parallelism"),
         ("lychee_cluster:rectify=8:verify", (), "index of text"),
@@ -73,6 +82,19 @@ def _speculative(**settings: Any) -> tuple[str, str]:
 )
 def test_what_cannot_be_drafted_or_verified(policy: str, rest: tuple[str, ...], words: str) -> None:
     assert any(words in reason for reason in reasons(*rest, policy=policy))
+
+
+@pytest.mark.parametrize(
+    ("rest", "words"),
+    [
+        (("--scheduler-cls", SCHEDULER), "leave out --scheduler-cls"),
+        (("--scheduler-cls", ADAPTIVE), "leave out --scheduler-cls"),
+        (("--speculative-config", json.dumps(PROPER)), f"needs --speculative-config '{json.dumps(FIXED)}'"),
+    ],
+)
+def test_fixed_drafts_are_left_to_vllms_own_scheduler(rest: tuple[str, ...], words: str) -> None:
+    assert any(words in reason for reason in reasons(*rest, fixed_drafts=True))
+    assert made("--max-num-seqs", "1", fixed_drafts=True)
 
 
 def test_recurrent_layers_do_not_forget_drafts(tmp_path: Path) -> None:

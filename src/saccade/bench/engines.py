@@ -75,7 +75,10 @@ class EngineSettings(PolicySettings):
         """What an engine is told; None: nothing, as stock."""
         if policy is None:
             return None
-        return ServeOptions(policy, rectify_together=self.rectify_together and policy.rectify is not None)
+        # What is timed are cycles of one length.
+        verified = policy.rectify is not None and policy.rectify.mode == "verify"
+        together = self.rectify_together and policy.rectify is not None
+        return ServeOptions(policy, rectify_together=together, fixed_drafts=verified)
 
 
 @dataclass(frozen=True, slots=True)
