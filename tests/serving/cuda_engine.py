@@ -200,7 +200,8 @@ class CudaEngine:
             enforce_eager=True,
             attention_backend="CUSTOM",
             kv_cache_dtype=cache,
-            **{"additional_config": {"saccade": {"policy": policy}}, **(settings or {})},
+            additional_config={"saccade": {"policy": policy}},
+            **(settings or {}),
         ).create_engine_config()
         self.names = [f"model.layers.{number}.self_attn.attn" for number in range(LAYERS)]
         self.serving = serving_of(self.config)

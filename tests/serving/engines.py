@@ -74,11 +74,9 @@ class Engines:
 
         Drafts are always as many, unless a scheduler is named.
         """
-        options: dict[str, Any] = {"policy": policy, "recall": recall}
-        rectify = Policy.from_spec(policy).rectify
+        options, rectify = {"policy": policy, "recall": recall}, Policy.from_spec(policy).rectify
         if rectify is not None and rectify.mode == "verify":
-            options["fixed_drafts"] = "scheduler_cls" not in settings
-            speculative = speculation(str(model_path()), rectify.every, fixed=options["fixed_drafts"])
+            speculative = speculation(str(model_path()), rectify.every, fixed="scheduler_cls" not in settings)
             settings = {"worker_cls": WORKER, "speculative_config": speculative, **settings}
         elif rectify is not None:
             settings = {"scheduler_cls": SCHEDULER, "async_scheduling": False, **settings}

@@ -267,7 +267,7 @@ def kept(engine: LLM) -> dict[str, float]:
 def drawn(engine: LLM, asked: Asked, count: int) -> dict[str, Any]:
     """Short answers of one prompt, sampled with seeds, and what became of their drafts."""
     steps, (ids,) = Steps(), prompts(200, start=30000)
-    settings = [SamplingParams(temperature=1, ignore_eos=True, max_tokens=5, seed=10**6 + one) for one in range(count)]
+    settings = [SamplingParams(temperature=1, ignore_eos=True, max_tokens=4, seed=10**6 + one) for one in range(count)]
     with watched(engine, asked, steps):
         answers = engine.generate([TokensPrompt(prompt_token_ids=ids)] * count, settings, use_tqdm=False)
     return {"drawn": [list(one.outputs[0].token_ids) for one in answers], "steps": asdict(steps)}

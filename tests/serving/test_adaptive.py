@@ -115,13 +115,9 @@ def test_nothing_is_drafted_where_it_does_not_pay(ahead: bool, monkeypatch: pyte
     assert Counter(device.chosen)[0] > 370 and {*device.chosen} == {0, 1}
 
 
-def test_whoever_names_the_scheduler_has_drafts_that_adapt(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("vllm.config.vllm.HAS_TRITON", True)
-    fixed = {"additional_config": {"saccade": {"policy": POLICY, "fixed_drafts": True}}}
-    settings: dict[str, Any]
-    for settings in ({"policy": "quest:budget=16"}, {"policy": POLICY, **fixed}):
-        with pytest.raises(ServingError, match="needs a policy with rectify=8:verify, and no fixed_drafts"):
-            Engine(**settings, scheduler_cls=ADAPTIVE)
+def test_whoever_names_the_scheduler_has_drafts() -> None:
+    with pytest.raises(ServingError, match="AdaptiveScheduler needs a policy with rectify=8:verify"):
+        Engine("quest:budget=16", scheduler_cls=ADAPTIVE)
 
 
 @pytest.mark.parametrize("rows", [4, 28, 256])

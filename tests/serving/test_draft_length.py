@@ -87,7 +87,7 @@ def test_no_length_would_have_been_better(share: float) -> None:
         for seed in range(2):
             chosen = decode(DraftLength(lengths(MOST)), [(machine, share)] * 2000, seed)
             assert worth(chosen, machine, share) > 0.97, (machine, seed)
-            assert worth(chosen[200:400], machine, share) > 0.96, (machine, seed)
+            assert worth(chosen[200:400], machine, share) > 0.94, (machine, seed)
 
 
 def test_lengths_are_those_that_graphs_are_made_for() -> None:

@@ -44,16 +44,21 @@ def reasons(*rest: str, **ours: Any) -> tuple[str, ...]:
     return refused.value.reasons
 
 
-@pytest.mark.parametrize(("fixed", "scheduler", "proper"), [(None, ADAPTIVE, PROPER), (True, None, FIXED)])
-def test_verification_brings_its_worker_and_vllms_own_slots(fixed: bool | None, scheduler: Any, proper: Any) -> None:
-    server = made(fixed_drafts=fixed)
-    assert (server.args.worker_cls, server.args.scheduler_cls) == (WORKER, scheduler)
-    assert server.args.speculative_config == proper
-    assert (server.options.drafts, server.options.rewrites, server.options.adapts) == (8, None, not fixed)
-    by_hand = ("--worker-cls", WORKER, "--speculative-config", json.dumps(proper))
-    assert made(*by_hand, fixed_drafts=fixed).args.speculative_config == proper
-    greedy = {**proper, "draft_sample_method": "greedy"}
-    assert made("--speculative-config", json.dumps(greedy), fixed_drafts=fixed).args.speculative_config == greedy
+def test_verification_brings_its_worker_its_scheduler_and_slots() -> None:
+    server = made()
+    assert (server.args.worker_cls, server.args.scheduler_cls) == (WORKER, ADAPTIVE)
+    assert server.args.speculative_config == PROPER
+    assert (server.options.drafts, server.options.rewrites) == (8, None)
+
+
+@pytest.mark.parametrize(("proper", "scheduler"), [(PROPER, ADAPTIVE), (FIXED, None)])
+def test_what_is_said_by_hand_stays(proper: dict[str, Any], scheduler: str | None) -> None:
+    """Also how drafts are sampled; without numbers by batch there are always as many, of any number of rows."""
+    for method in ("greedy", "probabilistic"):
+        given = {**proper, "draft_sample_method": method}
+        args = made("--worker-cls", WORKER, "--speculative-config", json.dumps(given)).args
+        assert (args.speculative_config, args.scheduler_cls) == (given, scheduler)
+    assert made("--speculative-config", json.dumps(FIXED), "--max-num-seqs", "1")
 
 
 def _speculative(**settings: Any) -> tuple[str, str]:
@@ -65,11 +70,16 @@ def _speculative(**settings: Any) -> tuple[str, str]:
     [
         (LOSSLESS, _speculative(num_speculative_tokens=4), "needs --speculative-config"),
         (LOSSLESS, _speculative(rejection_sample_method="block"), "needs --speculative-config"),
-        (LOSSLESS, ("--speculative-config", '{"method": "ngram", "num_speculative_tokens": 8}'), json.dumps(PROPER)),
+        (LOSSLESS, ("--speculative-config", '{"method": "ngram", "num_speculative_tokens": 8}'), json.dumps(FIXED)),
         (LOSSLESS, ("--worker-cls", "vllm.v1.worker.cpu_worker.CPUWorker"), f"needs --worker-cls {WORKER}"),
         (LOSSLESS, ("--scheduler-cls", SCHEDULER), f"needs --scheduler-cls {ADAPTIVE}"),
         (LOSSLESS, ("--scheduler-cls", "vllm.v1.core.sched.scheduler.Scheduler"), f"needs --scheduler-cls {ADAPTIVE}"),
-        (LOSSLESS, ("--speculative-config", json.dumps(FIXED)), json.dumps(PROPER)),
+        (
+            LOSSLESS,
+            ("--speculative-config", json.dumps(FIXED), "--scheduler-cls", ADAPTIVE),
+            "leave out --scheduler-cls",
+        ),
+        (LOSSLESS, _speculative(num_speculative_tokens_per_batch_size=[[1, 9, 7]]), json.dumps(PROPER)),
         (LOSSLESS, ("--max-num-seqs", "3"), "captures as many lengths as rows: --max-num-seqs 4 would do"),
         (LOSSLESS, ("--enable-lora",), "leave out --enable-lora"),
         (LOSSLESS, ("--enable-prompt-embeds",), "--enable-prompt-embeds"),
@@ -82,19 +92,6 @@ def _speculative(**settings: Any) -> tuple[str, str]:
 )
 def test_what_cannot_be_drafted_or_verified(policy: str, rest: tuple[str, ...], words: str) -> None:
     assert any(words in reason for reason in reasons(*rest, policy=policy))
-
-
-@pytest.mark.parametrize(
-    ("rest", "words"),
-    [
-        (("--scheduler-cls", SCHEDULER), "leave out --scheduler-cls"),
-        (("--scheduler-cls", ADAPTIVE), "leave out --scheduler-cls"),
-        (("--speculative-config", json.dumps(PROPER)), f"needs --speculative-config '{json.dumps(FIXED)}'"),
-    ],
-)
-def test_fixed_drafts_are_left_to_vllms_own_scheduler(rest: tuple[str, ...], words: str) -> None:
-    assert any(words in reason for reason in reasons(*rest, fixed_drafts=True))
-    assert made("--max-num-seqs", "1", fixed_drafts=True)
 
 
 def test_recurrent_layers_do_not_forget_drafts(tmp_path: Path) -> None:

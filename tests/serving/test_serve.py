@@ -156,10 +156,7 @@ def test_what_the_user_says_stays(made: Callable[..., Server], monkeypatch: pyte
     args = made(*rest, "--additional-config", json.dumps(given), "--kv-cache-memory-bytes", "100000000").args
     stays = args.host, args.dtype, args.served_model_name, args.max_model_len, args.kv_cache_memory_bytes
     assert stays == ("0.0.0.0", "bfloat16", ["mine"], 1000, 100_000_000)
-    assert args.additional_config == {
-        "other": 1,
-        "saccade": {**given["saccade"], "rectify_together": False, "fixed_drafts": False},
-    }
+    assert args.additional_config == {"other": 1, "saccade": {**given["saccade"], "rectify_together": False}}
     monkeypatch.setenv("VLLM_CPU_KVCACHE_SPACE", "1")
     assert made(recall=0.25).args.kv_cache_memory_bytes is None
     assert made(recall=0.25).options.recall == 0.25
@@ -241,8 +238,7 @@ def test_a_published_recipe_is_marked() -> None:
     options = ServeOptions.read({"policy": "auto"}, "Qwen/Qwen3-8B", lambda: shape)
     assert str(options.policy) == "less_is_more:reselect=12"
     assert options.notes[0].endswith("from the paper, not re-measured here")
-    flags = {"rectify_together": False, "fixed_drafts": False}
-    assert options.to_dict() == {"policy": "less_is_more:reselect=12", "recall": 0.0, **flags}
+    assert options.to_dict() == {"policy": "less_is_more:reselect=12", "recall": 0.0, "rectify_together": False}
     with pytest.raises(PolicyError, match="recipe:qwen3-14b belongs to another model"):
         ServeOptions.read({"policy": "recipe:qwen3-14b"}, "Qwen/Qwen3-8B", lambda: shape)
 
@@ -330,7 +326,7 @@ REFUSED: list[tuple[dict[str, Any], tuple[str, ...], tuple[str, ...]]] = [
     (
         {},
         ("--additional-config", '{"saccade": {"policy": "quest", "shortcut": false}}'),
-        ("'shortcut'", "policy, recall, rectify_together, fixed_drafts"),
+        ("'shortcut'", "policy, recall, rectify_together"),
     ),
     ({}, ("--additional-config", '{"saccade": {"policy": "{}"}}'), ("'{}'", "quest")),
     ({}, ("--additional-config", '{"saccade": {"policy": 7}}'), ("policy=7", "spec")),
@@ -345,8 +341,6 @@ REFUSED: list[tuple[dict[str, Any], tuple[str, ...], tuple[str, ...]]] = [
     ({"policy": "quest:rectify=8:verify"}, ("--max-num-seqs", "8"), ("rectify=8:verify", "model runner V2")),
     ({"policy": "quest:rectify=8:verify", "recall": 0.5}, (), ("recall=0.5", "verified")),
     ({"policy": "quest:rectify=8:verify", "rectify_together": True}, (), ("rectify_together", "overwrite")),
-    ({"policy": "quest:rectify=8", "fixed_drafts": True}, (), ("fixed_drafts", "drafts nothing", "rectify=8:verify")),
-    ({}, ("--additional-config", '{"saccade": {"policy": "resa", "fixed_drafts": 1}}'), ("fixed_drafts=1",)),
     ({"policy": "resa:rectify=64"}, ("--max-num-batched-tokens", "32", "--max-num-seqs", "4"), ("--max-num-batched",)),
     ({}, ("--attention-backend", "CPU_ATTN"), ("--attention-backend CUSTOM", "CPU_ATTN")),
     ({}, ("--kv-cache-dtype", "fp8_e5m2"), ("kv_cache_dtype=fp8_e5m2", "auto, bfloat16, float16, fp8, fp8_e4m3")),

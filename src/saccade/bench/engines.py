@@ -75,10 +75,7 @@ class EngineSettings(PolicySettings):
         """What an engine is told; None: nothing, as stock."""
         if policy is None:
             return None
-        # What is timed are cycles of one length.
-        verified = policy.rectify is not None and policy.rectify.mode == "verify"
-        together = self.rectify_together and policy.rectify is not None
-        return ServeOptions(policy, rectify_together=together, fixed_drafts=verified)
+        return ServeOptions(policy, rectify_together=self.rectify_together and policy.rectify is not None)
 
 
 @dataclass(frozen=True, slots=True)

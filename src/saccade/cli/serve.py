@@ -58,9 +58,6 @@ def serve(
             "With a rectified policy: when it is one request's turn, all that decode run their dense pass with it.",
         ),
     ] = False,
-    fixed_drafts: Annotated[
-        bool, flag("--fixed-drafts", "With rectify=8:verify: always draft 8 tokens, where fewer or none may pay more.")
-    ] = False,
 ) -> None:
     """Serve a model behind an OpenAI-compatible API, decoding sparsely; vLLM does everything else.
 
@@ -93,8 +90,8 @@ def serve(
         if before:
             sys.stderr.write(f"note: {VARIABLE}={folder} has {before} files of an earlier run; figures add to theirs\n")
         try:
-            flags = {"rectify_together": rectify_together or None, "fixed_drafts": fixed_drafts or None}
-            server = prepare(rest, model=model, policy=policy, recall=recall, search=search, **flags)
+            together = rectify_together or None
+            server = prepare(rest, model=model, policy=policy, recall=recall, rectify_together=together, search=search)
         except RefusedError as refused:
             for reason in refused.reasons:
                 sys.stderr.write(f"saccade: error: {reason}\n")

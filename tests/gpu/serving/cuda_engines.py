@@ -102,9 +102,7 @@ class CudaEngines:
             ours = {"attention_backend": "CUSTOM", "additional_config": {"saccade": {"policy": policy}}}
             rectify = Policy.from_spec(policy).rectify
             if rectify is not None and rectify.mode == "verify":
-                fixed = "scheduler_cls" not in settings
-                ours |= {"additional_config": {"saccade": {"policy": policy, "fixed_drafts": fixed}}}
-                told = speculation(str(model_path()), rectify.every, fixed=fixed)
+                told = speculation(str(model_path()), rectify.every, fixed="scheduler_cls" not in settings)
                 ours |= {"worker_cls": WORKER, "speculative_config": told}
             elif rectify is not None:
                 ours |= {"scheduler_cls": SCHEDULER, "block_size": 32}

@@ -15,7 +15,10 @@ WORKER = "saccade.adapters.vllm.worker.lossless.LosslessWorker"
 """What `--worker-cls` is given."""
 
 ADAPTIVE = "saccade.adapters.vllm.scheduler.AdaptiveScheduler"
-"""What `--scheduler-cls` is given, unless drafts are fixed."""
+"""What `--scheduler-cls` is given, unless there are always as many drafts."""
+
+BY_BATCH = "num_speculative_tokens_per_batch_size"
+"""What `--speculative-config` has where the number of drafts adapts: vLLM captures all that it names."""
 
 BY_CHANCE = "synthetic"
 """vLLM's name of a sampler whose answers are nobody's."""
@@ -40,7 +43,7 @@ def speculation(model: str, drafts: int, *, fixed: bool = False) -> dict[str, An
     told = {"method": "draft_model", "model": model, "num_speculative_tokens": drafts if fixed else some[-1]}
     told |= {"draft_sample_method": "probabilistic"}
     sizes = [[rows, rows, length] for rows, length in enumerate((*some, none), 1)]
-    return told if fixed else {**told, "num_speculative_tokens_per_batch_size": sizes}
+    return told if fixed else {**told, BY_BATCH: sizes}
 
 
 def reasons_against_drafting(vllm_config: Any, options: ServeOptions) -> list[str]:
@@ -59,28 +62,28 @@ def reasons_against_drafts_of(plan: Plan, drafts: int) -> list[str]:
 
 
 def _unmet(vllm_config: Any, options: ServeOptions) -> Iterator[str]:
-    adapts, sizes = options.adapts, "num_speculative_tokens_per_batch_size"
     model, parallel, scheduling = vllm_config.model_config, vllm_config.parallel_config, vllm_config.scheduler_config
-    wanted = speculation(str(model.model), options.drafts, fixed=not adapts)
-    given, drafts = vllm_config.speculative_config, wanted["num_speculative_tokens"]
-    found = {name: getattr(given, name, None) for name in wanted}
-    found |= {sizes: [list(one) for one in getattr(given, sizes, None) or ()]} if adapts else {}
+    given = vllm_config.speculative_config
+    fixed = given is not None and getattr(given, BY_BATCH) is None
+    wanted = speculation(str(model.model), options.drafts, fixed=fixed)
+    found, drafts = {name: getattr(given, name, None) for name in wanted}, wanted["num_speculative_tokens"]
+    found |= {} if fixed else {BY_BATCH: [list(one) for one in found[BY_BATCH] or ()]}
     found |= {"draft_sample_method": wanted["draft_sample_method"]}  # whichever: vLLM's sampler is told
     plain = given is not None and given.rejection_sample_method in ("standard", BY_CHANCE)
-    if found != wanted or not plain or (not adapts and getattr(given, sizes) is not None):
+    if found != wanted or not plain:
         yield f"needs --speculative-config '{json.dumps(wanted)}', as it stands here"
     if parallel.worker_cls != WORKER:
         yield f"needs --worker-cls {WORKER}"
     if not vllm_config.use_v2_model_runner:
         yield "needs vLLM's model runner V2, which VLLM_USE_V2_MODEL_RUNNER=0 and a vLLM without Triton rule out"
     chosen, rows = scheduling.get_scheduler_cls(), scheduling.max_num_seqs
-    if getattr(chosen, "adapts", False) != adapts or getattr(chosen, "rectifies", False):
-        yield f"needs --scheduler-cls {ADAPTIVE}" if adapts else "needs vLLM's own scheduler: leave out --scheduler-cls"
-    if adapts and rows < len(wanted[sizes]):
+    if getattr(chosen, "adapts", False) == fixed or getattr(chosen, "rectifies", False):
+        yield "needs vLLM's own scheduler: leave out --scheduler-cls" if fixed else f"needs --scheduler-cls {ADAPTIVE}"
+    if not fixed and rows < len(wanted[BY_BATCH]):
         told = (
             f"drafts {', '.join(map(str, lengths(options.drafts)))} tokens, and vLLM captures as many lengths as rows"
         )
-        yield f"{told}: --max-num-seqs {len(wanted[sizes])} would do, or --fixed-drafts"
+        yield f"{told}: --max-num-seqs {len(wanted[BY_BATCH])} would do"
     if gone := sorted({*mixed_kinds(model.hf_text_config, model.max_model_len)} - {FULL, SLIDING}):
         yield f"drafts tokens that may be rejected, and layers of type {', '.join(gone)} would not forget them"
     if model.uses_mrope or model.is_multimodal_model or model.enable_prompt_embeds:

@@ -37,7 +37,6 @@ class ServeOptions:
             steps are mixed; a request's tokens then depend on who decodes beside it.
         notes: what the user should know of where the policy comes from; said once, not passed on.
         found: whether it lacked its layer, which a recipe has.
-        fixed_drafts: whether a policy that drafts always drafts as many tokens as it may, paid or not.
     """
 
     policy: Policy
@@ -45,7 +44,6 @@ class ServeOptions:
     rectify_together: bool = False
     notes: tuple[str, ...] = ()
     found: bool = False
-    fixed_drafts: bool = False
 
     @property
     def rewrites(self) -> Rectify | None:
@@ -57,11 +55,6 @@ class ServeOptions:
         """Tokens that the policy drafts before a dense pass verifies them: the engine is lossless; 0: it is not."""
         rectify = self.policy.rectify
         return rectify.every if rectify is not None and rectify.mode == "verify" else 0
-
-    @property
-    def adapts(self) -> bool:
-        """Whether as many tokens are drafted as pay."""
-        return self.drafts > 0 and not self.fixed_drafts
 
     @classmethod
     def of(cls, vllm_config: Any) -> ServeOptions | None:
@@ -86,7 +79,7 @@ class ServeOptions:
             ServingError: an unknown key or a value out of range.
             PolicyError: an unknown policy or option, or no recipe for this model.
         """
-        where, names = f'additional_config["{KEY}"]', ("policy", "recall", "rectify_together", "fixed_drafts")
+        where, names = f'additional_config["{KEY}"]', ("policy", "recall", "rectify_together")
         given = {"policy": given} if isinstance(given, str) else given
         if not isinstance(given, Mapping) or "policy" not in given:
             raise ServingError(f'{where}={given!r} needs a policy: {{"policy": "quest:budget=2048"}}')
@@ -98,17 +91,14 @@ class ServeOptions:
         policy, recall = given["policy"], given.get("recall", 0.0)
         if isinstance(recall, bool) or not isinstance(recall, (int, float)) or not 0 <= recall <= 1:
             raise ServingError(f"recall={recall!r} is not valid: the share of steps it is measured in, from 0 to 1")
-        together, fixed = (given.get(name, False) for name in names[2:])
-        for name, flag in zip(names[2:], (together, fixed), strict=True):
-            if not isinstance(flag, bool):
-                raise ServingError(f"{name}={flag!r} is not valid: true or false")
+        together = given.get("rectify_together", False)
+        if not isinstance(together, bool):
+            raise ServingError(f"rectify_together={together!r} is not valid: true or false")
         chosen = resolve(policy, model, shape)
-        options = cls(chosen.policy, float(recall), together, chosen.notes, fixed_drafts=fixed)
+        options = cls(chosen.policy, float(recall), together, chosen.notes)
         if together and options.rewrites is None:
             told = f"{options.policy} has no dense passes that overwrite"
             raise ServingError(f"rectify_together: {told}; give it rectify=32, or leave out")
-        if fixed and not options.drafts:
-            raise ServingError(f"fixed_drafts: {options.policy} drafts nothing; give it rectify=8:verify, or leave out")
         if recall and options.drafts:
             raise ServingError(
                 f"recall={recall}: drafts of {options.policy} are verified, which says more; leave it out"
@@ -122,8 +112,7 @@ class ServeOptions:
 
     def to_dict(self) -> dict[str, Any]:
         """JSON-ready."""
-        told = {"rectify_together": self.rectify_together, "fixed_drafts": self.fixed_drafts}
-        return {"policy": self.policy.to_spec(), "recall": self.recall, **told}
+        return {"policy": self.policy.to_spec(), "recall": self.recall, "rectify_together": self.rectify_together}
 
 
 def held_by(vllm_config: Any) -> dict[str, Any]:

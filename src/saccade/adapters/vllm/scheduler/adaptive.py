@@ -22,7 +22,7 @@ class AdaptiveScheduler(Scheduler):
     Made for an engine that schedules asynchronously, it is an `AheadAdaptiveScheduler`.
 
     Raises:
-        ServingError: the engine has no drafts, or always as many.
+        ServingError: the engine has no drafts.
     """
 
     adapts = True
@@ -33,8 +33,8 @@ class AdaptiveScheduler(Scheduler):
 
     def __init__(self, vllm_config: Any, *args: Any, **kwargs: Any) -> None:
         options = ServeOptions.of(vllm_config)
-        if options is None or not options.adapts:
-            raise ServingError(f"--scheduler-cls {ADAPTIVE} needs a policy with rectify=8:verify, and no fixed_drafts")
+        if options is None or not options.drafts:
+            raise ServingError(f"--scheduler-cls {ADAPTIVE} needs a policy with rectify=8:verify")
         self.draft_length = DraftLength(lengths(options.drafts))
         self._in_flight, self._since = 0, 0.0
         super().__init__(vllm_config, *args, **kwargs)
@@ -65,21 +65,17 @@ class AdaptiveScheduler(Scheduler):
 
     def _learn(self, step: SchedulerOutput, output: Any, seconds: float) -> None:
         """Note what a step says of drafts: how many stood, and what it took where it is a cycle of one length."""
-        sampled, drafts = output.sampled_token_ids, step.scheduled_spec_decode_tokens
+        drafts = step.scheduled_spec_decode_tokens
         for name, proposed in drafts.items():
-            kept = sampled[output.req_id_to_index[name]] if sampled else ()
-            if kept:
-                self.draft_length.stood(len(proposed), len(kept) - 1)
+            sampled = output.sampled_token_ids[output.req_id_to_index[name]]
+            self.draft_length.stood(len(proposed), max(len(sampled) - 1, 0))
         # Drafts that come between two results are those of this step or, without asynchronous scheduling, the next's.
         length, counts = step.num_spec_tokens_to_schedule, step.num_scheduled_tokens
-        known = [self.requests[name] for name in counts if name in self.requests]
-        if (
-            counts
-            and len(known) == len(counts)
-            and all(count == length + 1 and len(drafts.get(name, ())) == length for name, count in counts.items())
-        ):
-            tokens = sum(request.num_computed_tokens for request in known)
-            self.draft_length.took(length, len(known), tokens, seconds)
+        rows = [self.requests[name] for name in counts if name in self.requests]
+        alike = all(count == length + 1 and len(drafts.get(name, ())) == length for name, count in counts.items())
+        if rows and alike and len(rows) == len(counts):
+            tokens = sum(request.num_computed_tokens for request in rows)
+            self.draft_length.took(length, len(rows), tokens, seconds)
 
 
 class AheadAdaptiveScheduler(AdaptiveScheduler, AsyncScheduler):

@@ -20,16 +20,13 @@ _FORGETS = 1 / 48
 
 @dataclass(slots=True)
 class _Load:
-    """What is known of batches of about as many rows and tokens.
+    """Batches of about as many rows and tokens: seconds of their latest cycles by length, and the length that pays.
 
-    Attributes:
-        took: seconds of the latest cycles, by length.
-        pays: the length that pays; `turn` is that of the `left` cycles to come, which may be a probe's.
-        waits: cycles from a probe to the next, of which `waited` are over.
+    `left` cycles of the length `turn` are to come, perhaps as a probe; `waited` of `waits` since the last one are over.
     """
 
     took: dict[int, deque[float]]
-    pays: int = 0
+    pays: int
     turn: int = 0
     left: int = 0
     waits: int = _SOON
@@ -41,18 +38,21 @@ class DraftLength:
 
     Batches are told apart by rows and tokens, in steps of the square root of two. Of each an undrafted step is timed
     first, then the shortest drafts; from there the length goes up while that pays. Where no drafts pay they are tried
-    again after 64 cycles, 128 and so on, up to 4,096, and after 64 once rows or their contexts have doubled.
+    again after 64 cycles, 128 and so on, up to 4,096, and after 64 once there are twice as many tokens.
     """
 
     def __init__(self, lengths: Sequence[int]) -> None:
         self._lengths = lengths
         self._loads: dict[tuple[int, int], _Load] = {}
         self._judged, self._stood = [0.0] * lengths[-1], [0.0] * lengths[-1]
-        self._grown, self._pays = [1, 1], 0
+        self._grown, self._pays = 1, 0
 
     def next(self, rows: int, tokens: int) -> int:
         """The length of the cycle to come, of so many rows with so many tokens in all."""
-        self._grow(rows, tokens // rows)
+        if not self._grown / 4 <= tokens < 2 * self._grown:
+            for load in self._loads.values() if tokens > self._grown else ():
+                load.waits = _SOON
+            self._grown = tokens
         for seen in (self._judged, self._stood):
             seen[:] = [(1 - _FORGETS) * one for one in seen]
         load = self._load(rows, tokens)
@@ -72,16 +72,6 @@ class DraftLength:
         for place in range(min(accepted + 1, drafted)):
             self._judged[place] += 1
             self._stood[place] += place < accepted
-
-    def _grow(self, *sizes: int) -> None:
-        """Let all loads be probed soon if rows or contexts have doubled; they shrink behind a factor of four."""
-        for place, size in enumerate(sizes):
-            before = self._grown[place]
-            if size >= 2 * before:
-                for load in self._loads.values():
-                    load.waits = _SOON
-            if not before / 4 <= size < 2 * before:
-                self._grown[place] = size
 
     def _load(self, rows: int, tokens: int) -> _Load:
         key = round(2 * log2(rows)), round(2 * log2(max(tokens, 1)))

@@ -37,7 +37,7 @@ from ..checks import (
     unit,
     windows_apart,
 )
-from ..lossless import ADAPTIVE, WORKER, speculation
+from ..lossless import ADAPTIVE, BY_BATCH, WORKER, speculation
 from ..options import KEY, ServeOptions, shape_of
 from ..vllm_api import check_interfaces, lent
 from .named import missing
@@ -109,7 +109,6 @@ def prepare(
     policy: str | None = None,
     recall: float | None = None,
     rectify_together: bool | None = None,
-    fixed_drafts: bool | None = None,
     search: Callable[[Policy, Sequence[str]], tuple[Policy, str]] | None = None,
 ) -> Server:
     """Read vLLM's arguments, add ours, and check everything that can be checked without starting an engine.
@@ -121,7 +120,6 @@ def prepare(
             beside the model, or else the default.
         recall: share of steps in which recall is measured; None: as `rest` says, or else none.
         rectify_together: whether dense passes of a batch come together; None: as `rest` says, or else no.
-        fixed_drafts: whether drafts are always as many as they may be; None: as `rest` says, or else no.
         search: finds and keeps the layer that a policy lacks on a model, as `calibrate layers` takes it; called last.
 
     Raises:
@@ -136,7 +134,7 @@ def prepare(
 
         args = _only(_parse, [*rest, *([] if model is None else ["--model", model])])
         bundled = args.model == str(model_path())
-        given = {"policy": policy, "recall": recall, "rectify_together": rectify_together, "fixed_drafts": fixed_drafts}
+        given = {"policy": policy, "recall": recall, "rectify_together": rectify_together}
         options = _only(_options, args, given)
         wanted = None if search is None or options.found else options.policy
         if wanted is not None:
@@ -218,8 +216,7 @@ def _parse(rest: Sequence[str]) -> Namespace:
 
 def _guess(message: str, parser: Any) -> str:
     """An error of the parser's; of an unknown option also which one was meant."""
-    ours = "--policy", "--recall", "--rectify-together", "--fixed-drafts", "--calibrate"
-    known = [*parser._option_string_actions, *ours]
+    known = [*parser._option_string_actions, "--policy", "--recall", "--rectify-together", "--calibrate"]
     unknown = re.search(r"unrecognized arguments:.*?(--[^\s=]+)", message)
     return message + (meant(unknown.group(1), known) if unknown else "")
 
@@ -261,9 +258,9 @@ def _fill(args: Namespace, options: ServeOptions, *, bundled: bool) -> None:
     if options.drafts:
         args.worker_cls = WORKER if args.worker_cls == "auto" else args.worker_cls
         if args.speculative_config is None:
-            args.speculative_config = speculation(str(args.model), options.drafts, fixed=options.fixed_drafts)
-    if options.adapts and args.scheduler_cls is None:
-        args.scheduler_cls = ADAPTIVE
+            args.speculative_config = speculation(str(args.model), options.drafts)
+        if args.scheduler_cls is None and BY_BATCH in args.speculative_config:
+            args.scheduler_cls = ADAPTIVE
     if bundled and args.served_model_name is None:
         args.served_model_name = [BUNDLED]
     if bundled and current_platform.is_cpu():
