@@ -34,8 +34,8 @@ class Device:
         monkeypatch.setattr("saccade.adapters.vllm.scheduler.adaptive.perf_counter", lambda: self.now)
         self.now, self.kept, self.dense, self.sparse, self.ahead = 0.0, kept, dense, sparse, ahead
         self.chosen, self.timed, self.judged = list[int](), list[tuple[int, int, float]](), Counter[tuple[int, int]]()
-        self.expected = Counter[tuple[int, int]]()
-        took, stood = DraftLength.took, DraftLength.stood
+        self.expected, self.asked = Counter[tuple[int, int]](), list[int]()
+        took, stood, following = DraftLength.took, DraftLength.stood, DraftLength.next
 
         def timed(policy: DraftLength, length: int, rows: int, tokens: int, seconds: float) -> None:
             self.timed.append((length, rows, seconds))
@@ -45,6 +45,11 @@ class Device:
             self.judged[drafted, accepted] += 1
             stood(policy, drafted, accepted)
 
+        def asked(policy: DraftLength, rows: int, tokens: int) -> int:
+            self.asked.append(rows)
+            return following(policy, rows, tokens)
+
+        monkeypatch.setattr(DraftLength, "next", asked)
         monkeypatch.setattr(DraftLength, "took", timed)
         monkeypatch.setattr(DraftLength, "stood", judged)
         settings: dict[str, Any] = {"max_model_len": 4096, "scheduler_cls": ADAPTIVE, "worker_cls": WORKER}
@@ -63,6 +68,9 @@ class Device:
             self._under_way.append(output)
             if output.num_scheduled_tokens:
                 self.chosen.append(output.num_spec_tokens_to_schedule)
+            through = [not scheduler.requests[name].is_prefill_chunk for name in output.num_scheduled_tokens]
+            assert (self.asked or [0]) == [sum(through)], "of those in a prompt nothing is drafted"
+            self.asked.clear()
             if len(self._under_way) > self.ahead:
                 self._finish(self._under_way.popleft())
 
@@ -89,18 +97,15 @@ class Device:
 
 @pytest.mark.parametrize("ahead", [False, True], ids=["", "ahead"])
 def test_cycles_are_timed_whole_and_alone(ahead: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Neither steps with a prompt, nor those in which the length changes, nor the time in which nobody asks."""
+    """Neither steps with a prompt, nor those in which the length changes."""
     device = Device(monkeypatch, kept=7, dense=20.0, sparse=7.0, ahead=ahead)
     device.engine.add("first", prompt(1000), 1500)
-    device.engine.add("second", prompt(900, 3000), 1500)
+    device.engine.add("second", prompt(900, 3000), 1900)
     device.steps(120)
     assert device.chosen[:4] != [7] * 4 and Counter(device.chosen[60:])[7] > 40
     device.engine.add("third", prompt(700, 6000), 400)
     device.steps(250)
     assert not device.engine.scheduler.has_requests()
-    device.now += 1e6
-    device.engine.add("fourth", prompt(500, 8000), 200)
-    device.steps(60)
     assert {rows for _, rows, _ in device.timed} == {1, 2, 3} and {length for length, *_ in device.timed} >= {0, 1, 7}
     for length, _, seconds in device.timed:
         assert seconds == pytest.approx(device.cost(length)), length

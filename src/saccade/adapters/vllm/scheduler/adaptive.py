@@ -36,13 +36,10 @@ class AdaptiveScheduler(Scheduler):
         if options is None or not options.drafts:
             raise ServingError(f"--scheduler-cls {ADAPTIVE} needs a policy with rectify=8:verify")
         self.draft_length = DraftLength(lengths(options.drafts))
-        self._in_flight, self._since = 0, 0.0
+        self._since = perf_counter()
         super().__init__(vllm_config, *args, **kwargs)
 
     def _update_after_schedule(self, scheduler_output: SchedulerOutput) -> None:
-        if not self._in_flight:
-            self._since = perf_counter()
-        self._in_flight += 1
         reached = list[int]()
         for name, count in scheduler_output.num_scheduled_tokens.items():
             request = self.requests[name]
@@ -59,8 +56,8 @@ class AdaptiveScheduler(Scheduler):
 
     def update_from_output(self, scheduler_output: SchedulerOutput, model_runner_output: Any) -> Any:
         now = perf_counter()
-        self._in_flight, seconds, self._since = self._in_flight - 1, now - self._since, now
-        self._learn(scheduler_output, model_runner_output, seconds)
+        self._learn(scheduler_output, model_runner_output, now - self._since)
+        self._since = now
         return super().update_from_output(scheduler_output, model_runner_output)
 
     def _learn(self, step: SchedulerOutput, output: Any, seconds: float) -> None:
