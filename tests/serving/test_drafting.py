@@ -80,7 +80,11 @@ def _speculative(**settings: Any) -> tuple[str, str]:
             "leave out --scheduler-cls",
         ),
         (LOSSLESS, _speculative(num_speculative_tokens_per_batch_size=[[1, 9, 7]]), json.dumps(PROPER)),
-        (LOSSLESS, ("--max-num-seqs", "3"), "captures as many lengths as rows: --max-num-seqs 4 would do"),
+        (
+            LOSSLESS,
+            ("--max-num-seqs", "3"),
+            "0 or 1 or 3 or 7 tokens; vLLM captures as many lengths as rows: --max-num-seqs 4",
+        ),
         (LOSSLESS, ("--enable-lora",), "leave out --enable-lora"),
         (LOSSLESS, ("--enable-prompt-embeds",), "--enable-prompt-embeds"),
         (LOSSLESS, ("--max-num-batched-tokens", "71"), "counted as 9, in a step of 71: --max-num-seqs 7"),

@@ -80,10 +80,8 @@ def _unmet(vllm_config: Any, options: ServeOptions) -> Iterator[str]:
     if getattr(chosen, "adapts", False) == fixed or getattr(chosen, "rectifies", False):
         yield "needs vLLM's own scheduler: leave out --scheduler-cls" if fixed else f"needs --scheduler-cls {ADAPTIVE}"
     if not fixed and rows < len(wanted[BY_BATCH]):
-        told = (
-            f"drafts {', '.join(map(str, lengths(options.drafts)))} tokens, and vLLM captures as many lengths as rows"
-        )
-        yield f"{told}: --max-num-seqs {len(wanted[BY_BATCH])} would do"
+        needed = f"--max-num-seqs {len(wanted[BY_BATCH])} would do"
+        yield f"drafts {' or '.join(map(str, lengths(drafts)))} tokens; vLLM captures as many lengths as rows: {needed}"
     if gone := sorted({*mixed_kinds(model.hf_text_config, model.max_model_len)} - {FULL, SLIDING}):
         yield f"drafts tokens that may be rejected, and layers of type {', '.join(gone)} would not forget them"
     if model.uses_mrope or model.is_multimodal_model or model.enable_prompt_embeds:
