@@ -26,7 +26,7 @@ MAX_STARTS = 54
 EVERY_TIME = "not walk"
 VISITING = ("test_one_engine", "test_prefix_cache", "test_rectified_cache", "test_requests")
 """Files whose tests share the engine of their policy."""
-LONG = ("test_bench", "test_lossless", "test_server", "test_two_ranks")
+LONG = ("test_adaptive", "test_bench", "test_lossless", "test_server", "test_two_ranks")
 VISIT: dict[str, Any] = {"max_num_batched_tokens": 512, "enable_prefix_caching": True}
 
 _started = 0

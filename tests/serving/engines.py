@@ -70,10 +70,13 @@ class Engines:
         return self._make(settings)
 
     def sparse(self, policy: str, *, recall: float = 0.0, **settings: Any) -> LLM:
-        """vLLM decoding under a policy; a rectified one gets the scheduler, or worker, that it needs."""
+        """vLLM decoding under a policy; a rectified one gets the scheduler, or worker, that it needs.
+
+        Drafts are always as many, unless a scheduler is named.
+        """
         options, rectify = {"policy": policy, "recall": recall}, Policy.from_spec(policy).rectify
         if rectify is not None and rectify.mode == "verify":
-            speculative = speculation(str(model_path()), rectify.every)
+            speculative = speculation(str(model_path()), rectify.every, fixed="scheduler_cls" not in settings)
             settings = {"worker_cls": WORKER, "speculative_config": speculative, **settings}
         elif rectify is not None:
             settings = {"scheduler_cls": SCHEDULER, "async_scheduling": False, **settings}

@@ -10,6 +10,7 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, field
+from itertools import cycle
 from typing import Any
 from unittest.mock import patch
 
@@ -22,11 +23,14 @@ from loads import Heard, hear
 from vllm import LLM, SamplingParams
 from vllm.inputs import TokensPrompt
 
+from saccade.adapters.vllm.lossless import ADAPTIVE, speculation
 from saccade.adapters.vllm.metrics import metric
+from saccade.adapters.vllm.scheduler.draft_length import DraftLength
 from saccade.adapters.vllm.worker import dense_step
 from saccade.adapters.vllm.worker.sparse import SparseRows
 from saccade.adapters.vllm.worker.speculator import SelfSpeculator
 from saccade.adapters.vllm.worker.worker import serving_of
+from saccade.checkpoints.bundled import model_path
 from saccade.methods.policy import Policy
 
 
@@ -40,6 +44,8 @@ class Asked:
         loads: names of loads, with what disturbs them behind a colon: `whole`, `small:random`.
         settings: of the engine.
         ahead: whether steps are scheduled before the one ahead of them is done.
+        lengths: how many tokens the cycles draft, over and over; none: always k.
+        sampled: vLLM's `draft_sample_method`.
     """
 
     policy: str | None
@@ -47,6 +53,8 @@ class Asked:
     loads: tuple[str, ...] = ("whole",)
     settings: dict[str, Any] = field(default_factory=dict)
     ahead: bool = False
+    lengths: tuple[int, ...] = ()
+    sampled: str = "probabilistic"
 
     @property
     def spec(self) -> str:
@@ -64,6 +72,7 @@ class Steps:
         cycles: proposals that drafted.
         drafted, accepted: as the rejection sampler has left it; counted: as `/metrics` has it.
         ahead: most steps that were scheduled and not done.
+        lengths: how many tokens each cycle has drafted; learned: as `counted`, by the scheduler.
     """
 
     scheduled: int = 0
@@ -77,6 +86,11 @@ class Steps:
     accepted: int = 0
     counted: tuple[float, float] = (0, 0)
     ahead: int = 0
+    lengths: list[int] = field(default_factory=list)
+    learned: tuple[int, int] = 0, 0
+
+
+VERIFIED = ("drafted_tokens", "accepted_tokens")
 
 
 @contextmanager
@@ -115,6 +129,10 @@ def watched(engine: LLM, asked: Asked, steps: Steps) -> Iterator[None]:
             steps.accepted += batch.num_draft_tokens - int(rejected.sum())
             ended = batch.num_computed_prefill_tokens_np + batch.num_scheduled_tokens >= batch.prefill_len_np
             steps.cycles += bool(ended.any())
+            steps.lengths += [steps.sparse - sum(steps.lengths)] if ended.any() else []
+
+        def learned(_: Any, policy: Any, drafted: int, accepted: int) -> None:
+            steps.learned = steps.learned[0] + drafted, steps.learned[1] + accepted
 
         def count(name: str) -> Callable[..., None]:
             return lambda *_: setattr(steps, name, getattr(steps, name) + 1)
@@ -127,6 +145,10 @@ def watched(engine: LLM, asked: Asked, steps: Steps) -> Iterator[None]:
             watch(dense_step, "prepare", count("dense"))
             watch(SparseRows, "chosen", chosen)
             watch(worker.speculator, "propose", proposed)
+            watch(DraftLength, "stood", learned)
+        if asked.lengths:
+            told = cycle(asked.lengths)
+            stack.enter_context(patch.object(DraftLength, "next", lambda *_: next(told)))
         before = figures(asked)
         yield
         steps.counted = tuple(now - then for now, then in zip(figures(asked), before, strict=True))  # type: ignore[assignment]
@@ -137,7 +159,9 @@ def figures(asked: Asked) -> tuple[float, ...]:
     if asked.policy is None:
         return 0, 0
     policy = str(Policy.from_spec(asked.spec))
-    return tuple(metric(name, policy)._value.get() for name in ("drafted_tokens", "accepted_tokens"))
+    places = [str(place) for place in range(asked.drafts)]
+    counts = [[metric(name, policy, place)._value.get() for place in places] for name in VERIFIED]
+    return tuple(map(sum, counts))
 
 
 @contextmanager
@@ -190,6 +214,9 @@ def started(engines: Engines, asked: Asked) -> LLM:
     settings |= {"max_model_len": 1024, "async_scheduling": False, **asked.settings}
     if asked.policy is None:
         return engines.stock(**settings)
+    settings |= {"scheduler_cls": ADAPTIVE} if asked.lengths else {}
+    told = speculation(str(model_path()), asked.drafts, fixed=not asked.lengths)
+    settings["speculative_config"] = {**told, "draft_sample_method": asked.sampled}
     return engines.sparse(asked.spec, **settings)
 
 
@@ -237,6 +264,15 @@ def kept(engine: LLM) -> dict[str, float]:
     }
 
 
+def drawn(engine: LLM, asked: Asked, count: int) -> dict[str, Any]:
+    """Short answers of one prompt, sampled with seeds, and what became of their drafts."""
+    steps, (ids,) = Steps(), prompts(200, start=30000)
+    settings = [SamplingParams(temperature=1, ignore_eos=True, max_tokens=4, seed=10**6 + one) for one in range(count)]
+    with watched(engine, asked, steps):
+        answers = engine.generate([TokensPrompt(prompt_token_ids=ids)] * count, settings, use_tqdm=False)
+    return {"drawn": [list(one.outputs[0].token_ids) for one in answers], "steps": asdict(steps)}
+
+
 def main(given: list[dict[str, Any]]) -> list[dict[str, Any]]:
     engines, found = Engines(), []
     for asked in (Asked(**one) for one in given):
@@ -246,6 +282,8 @@ def main(given: list[dict[str, Any]]) -> list[dict[str, Any]]:
             told: dict[str, Any] = {"policy": asked.policy, "drafts": asked.drafts, "load": name}
             if name == "kept":
                 told["kept"] = kept(engine)
+            elif name.startswith("drawn"):
+                told |= drawn(engine, asked, int(name.partition(":")[2]))
             else:
                 heard, steps = answered(engine, asked, name)
                 told["heard"] = {one: asdict(what) for one, what in heard.items()}
@@ -257,4 +295,5 @@ def main(given: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 if __name__ == "__main__":
-    sys.stdout.write("\nFOUND " + json.dumps(main(json.loads(sys.argv[1]))) + "\n")
+    with runner_v2.drawn_again():
+        sys.stdout.write("\nFOUND " + json.dumps(main(json.loads(sys.argv[1]))) + "\n")

@@ -45,6 +45,15 @@ for method in MASKS:
 
 
 @contextmanager
+def drawn_again() -> Iterator[None]:
+    """Let vLLM draw anew behind a draft that has not stood: the interpreter has none of libdevice's functions."""
+    from vllm.v1.worker.gpu.spec_decode import rejection_sampler_utils as sampler
+
+    with patch.object(sampler, "tldevice", SimpleNamespace(log1p=lambda small: interpreter.tl.log(1 + small))):
+        yield
+
+
+@contextmanager
 def scheduled_ahead() -> Iterator[None]:
     """Let the engines made inside schedule a step before the one ahead of it is done, which vLLM forbids on CPUs."""
     from vllm.platforms.cpu import CpuPlatform

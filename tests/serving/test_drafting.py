@@ -11,7 +11,7 @@ from test_serve import SMALL, model
 from transformers import Qwen3NextConfig
 
 from saccade.adapters.vllm.checks import SCHEDULER
-from saccade.adapters.vllm.lossless import WORKER
+from saccade.adapters.vllm.lossless import ADAPTIVE, WORKER
 from saccade.adapters.vllm.server.serve import RefusedError, Server, prepare
 from saccade.checkpoints.bundled import model_path
 
@@ -24,7 +24,11 @@ def _runner_v2(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 LOSSLESS = "quest:rectify=8:verify"
-PROPER = {"method": "draft_model", "model": str(model_path()), "num_speculative_tokens": 8}
+FIXED = {"method": "draft_model", "model": str(model_path()), "num_speculative_tokens": 8}
+FIXED |= {"draft_sample_method": "probabilistic"}
+SIZES = [[1, 1, 1], [2, 2, 3], [3, 3, 7], [4, 4, 0]]
+PROPER = {**FIXED, "num_speculative_tokens": 7, "num_speculative_tokens_per_batch_size": SIZES}
+"""All lengths, so that vLLM captures them."""
 SEQS = ("--max-num-seqs", "8")
 
 
@@ -40,13 +44,21 @@ def reasons(*rest: str, **ours: Any) -> tuple[str, ...]:
     return refused.value.reasons
 
 
-def test_verification_brings_its_worker_and_vllms_own_slots() -> None:
+def test_verification_brings_its_worker_its_scheduler_and_slots() -> None:
     server = made()
-    assert (server.args.worker_cls, server.args.scheduler_cls) == (WORKER, None)
+    assert (server.args.worker_cls, server.args.scheduler_cls) == (WORKER, ADAPTIVE)
     assert server.args.speculative_config == PROPER
     assert (server.options.drafts, server.options.rewrites) == (8, None)
-    by_hand = ("--worker-cls", WORKER, "--speculative-config", json.dumps(PROPER))
-    assert made(*by_hand).args.speculative_config == PROPER
+
+
+@pytest.mark.parametrize(("proper", "scheduler"), [(PROPER, ADAPTIVE), (FIXED, None)])
+def test_what_is_said_by_hand_stays(proper: dict[str, Any], scheduler: str | None) -> None:
+    """Also how drafts are sampled; without numbers by batch there are always as many, of any number of rows."""
+    for method in ("greedy", "probabilistic"):
+        given = {**proper, "draft_sample_method": method}
+        args = made("--worker-cls", WORKER, "--speculative-config", json.dumps(given)).args
+        assert (args.speculative_config, args.scheduler_cls) == (given, scheduler)
+    assert made("--speculative-config", json.dumps(FIXED), "--max-num-seqs", "1")
 
 
 def _speculative(**settings: Any) -> tuple[str, str]:
@@ -57,14 +69,25 @@ def _speculative(**settings: Any) -> tuple[str, str]:
     ("policy", "rest", "words"),
     [
         (LOSSLESS, _speculative(num_speculative_tokens=4), "needs --speculative-config"),
-        (LOSSLESS, _speculative(draft_sample_method="probabilistic"), "needs --speculative-config"),
         (LOSSLESS, _speculative(rejection_sample_method="block"), "needs --speculative-config"),
-        (LOSSLESS, ("--speculative-config", '{"method": "ngram", "num_speculative_tokens": 8}'), json.dumps(PROPER)),
+        (LOSSLESS, ("--speculative-config", '{"method": "ngram", "num_speculative_tokens": 8}'), json.dumps(FIXED)),
         (LOSSLESS, ("--worker-cls", "vllm.v1.worker.cpu_worker.CPUWorker"), f"needs --worker-cls {WORKER}"),
-        (LOSSLESS, ("--scheduler-cls", SCHEDULER), "leave out --scheduler-cls"),
+        (LOSSLESS, ("--scheduler-cls", SCHEDULER), f"needs --scheduler-cls {ADAPTIVE}"),
+        (LOSSLESS, ("--scheduler-cls", "vllm.v1.core.sched.scheduler.Scheduler"), f"needs --scheduler-cls {ADAPTIVE}"),
+        (
+            LOSSLESS,
+            ("--speculative-config", json.dumps(FIXED), "--scheduler-cls", ADAPTIVE),
+            "leave out --scheduler-cls",
+        ),
+        (LOSSLESS, _speculative(num_speculative_tokens_per_batch_size=[[1, 9, 7]]), json.dumps(PROPER)),
+        (
+            LOSSLESS,
+            ("--max-num-seqs", "3"),
+            "0 or 1 or 3 or 7 tokens; vLLM captures as many lengths as rows: --max-num-seqs 4",
+        ),
         (LOSSLESS, ("--enable-lora",), "leave out --enable-lora"),
         (LOSSLESS, ("--enable-prompt-embeds",), "--enable-prompt-embeds"),
-        (LOSSLESS, ("--max-num-batched-tokens", "79"), "counted as 10, in a step of 79: --max-num-seqs 7"),
+        (LOSSLESS, ("--max-num-batched-tokens", "71"), "counted as 9, in a step of 71: --max-num-seqs 7"),
         (LOSSLESS, ("--max-num-batched-tokens", "8"), "raise --max-num-batched-tokens"),
         (LOSSLESS, ("--pipeline-parallel-size", "2"), "pipeline parallelism"),
         ("lychee_cluster:rectify=8:verify", (), "index of text"),

@@ -28,7 +28,8 @@ def made(monkeypatch: pytest.MonkeyPatch, policy: str) -> CudaEngine:
     monkeypatch.setattr("vllm.config.vllm.HAS_TRITON", True)
     monkeypatch.setenv("VLLM_USE_V2_MODEL_RUNNER", "1")
     torch.manual_seed(0)
-    settings = {"worker_cls": WORKER, "speculative_config": speculation(str(model_path()), DRAFTS), "max_num_seqs": 4}
+    settings = {"worker_cls": WORKER, "speculative_config": speculation(str(model_path()), DRAFTS, fixed=True)}
+    settings |= {"max_num_seqs": 4}
     engine = CudaEngine(monkeypatch, f"{policy},rectify={DRAFTS}:verify", settings=settings)
     engine.step([Row(0, 158, 158, True), Row(1, 108, 108, True)], engine.random_qkv(266))
     return engine

@@ -70,7 +70,7 @@ class Engine:
             ours = {**(backend if apart else {"attention_backend": "CUSTOM"})}
             ours["additional_config"] = {KEY: options.to_dict()}
             if options.drafts:
-                told = speculation(settings["model"], options.drafts)
+                told = speculation(settings["model"], options.drafts, fixed=True)
                 if draft_rate is not None:
                     rates = [draft_rate**number for number in range(1, options.drafts + 1)]
                     told |= {"rejection_sample_method": BY_CHANCE, "synthetic_acceptance_rates": rates}

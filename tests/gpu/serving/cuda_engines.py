@@ -102,7 +102,8 @@ class CudaEngines:
             ours = {"attention_backend": "CUSTOM", "additional_config": {"saccade": {"policy": policy}}}
             rectify = Policy.from_spec(policy).rectify
             if rectify is not None and rectify.mode == "verify":
-                ours |= {"worker_cls": WORKER, "speculative_config": speculation(str(model_path()), rectify.every)}
+                told = speculation(str(model_path()), rectify.every, fixed="scheduler_cls" not in settings)
+                ours |= {"worker_cls": WORKER, "speculative_config": told}
             elif rectify is not None:
                 ours |= {"scheduler_cls": SCHEDULER, "block_size": 32}
                 # As a server would: graphs hold a dense pass of all eight rows.

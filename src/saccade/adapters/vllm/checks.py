@@ -44,7 +44,7 @@ def reasons_against(vllm_config: Any, options: ServeOptions) -> list[str]:
     """Every reason why an engine cannot decode under the policy; empty if it can."""
     rectify, drafts = options.rewrites, options.drafts
     rectification = [] if rectify is None else reasons_against_rectifying(vllm_config, rectify)
-    rectification += reasons_against_drafting(vllm_config, drafts) if drafts else []
+    rectification += reasons_against_drafting(vllm_config, options) if drafts else []
     model = _model(vllm_config)
     # A model that no policy fits needs no second reason.
     return [*model, *_engine(vllm_config, options), *rectification, *([] if model else _fit(vllm_config, options))]

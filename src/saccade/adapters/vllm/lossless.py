@@ -9,25 +9,49 @@ from typing import Any
 from ...checkpoints.unsupported import mixed_kinds
 from ...plans.plan import Plan
 from ...types import FULL, SLIDING
+from .options import ServeOptions
 
 WORKER = "saccade.adapters.vllm.worker.lossless.LosslessWorker"
 """What `--worker-cls` is given."""
+
+ADAPTIVE = "saccade.adapters.vllm.scheduler.AdaptiveScheduler"
+"""What `--scheduler-cls` is given, unless there are always as many drafts."""
+
+BY_BATCH = "num_speculative_tokens_per_batch_size"
+"""What `--speculative-config` has where the number of drafts adapts: vLLM captures all that it names."""
 
 BY_CHANCE = "synthetic"
 """vLLM's name of a sampler whose answers are nobody's."""
 
 
-def speculation(model: str, drafts: int) -> dict[str, Any]:
-    """What `--speculative-config` is given: slots for so many drafts a row, of a model that is not loaded again."""
-    return {"method": "draft_model", "model": model, "num_speculative_tokens": drafts}
+def lengths(most: int) -> tuple[int, ...]:
+    """How many tokens a row may draft before a dense pass, where that adapts: 0, 1, 3, 7 … up to the most.
+
+    With its certain token a row then verifies 1, 2, 4, 8 …, of which vLLM's sizes of graphs are multiples: of other
+    numbers it passes over graphs that it has.
+    """
+    return tuple(2**power - 1 for power in range((most + 1).bit_length()))
 
 
-def reasons_against_drafting(vllm_config: Any, drafts: int) -> list[str]:
+def speculation(model: str, drafts: int, *, fixed: bool = False) -> dict[str, Any]:
+    """What `--speculative-config` is given: slots for so many drafts a row, of a model that is not loaded again.
+
+    Where their number adapts, batches of 1, 2, 3 … rows stand for one length each, so that all get graphs; none at
+    all stands for the largest, whose rows are then a size of their own.
+    """
+    none, *some = lengths(drafts)
+    told = {"method": "draft_model", "model": model, "num_speculative_tokens": drafts if fixed else some[-1]}
+    told |= {"draft_sample_method": "probabilistic"}
+    sizes = [[rows, rows, length] for rows, length in enumerate((*some, none), 1)]
+    return told if fixed else {**told, BY_BATCH: sizes}
+
+
+def reasons_against_drafting(vllm_config: Any, options: ServeOptions) -> list[str]:
     """Why an engine cannot draft so many tokens and verify them, one line each.
 
     What is refused under every policy (KV connectors, pipeline and context parallelism, micro-batches) is not repeated.
     """
-    return [f"rectify={drafts}:verify {reason}" for reason in _unmet(vllm_config, drafts)]
+    return [f"rectify={options.drafts}:verify {reason}" for reason in _unmet(vllm_config, options)]
 
 
 def reasons_against_drafts_of(plan: Plan, drafts: int) -> list[str]:
@@ -37,20 +61,27 @@ def reasons_against_drafts_of(plan: Plan, drafts: int) -> list[str]:
     return [f"rectify={drafts}:verify: drafts would enter the policy's index of text, and nothing takes them out"]
 
 
-def _unmet(vllm_config: Any, drafts: int) -> Iterator[str]:
+def _unmet(vllm_config: Any, options: ServeOptions) -> Iterator[str]:
     model, parallel, scheduling = vllm_config.model_config, vllm_config.parallel_config, vllm_config.scheduler_config
-    wanted, given = speculation(str(model.model), drafts), vllm_config.speculative_config
-    found = {name: getattr(given, name, None) for name in wanted}
-    plain = given is not None and given.draft_sample_method == "greedy"
-    plain = plain and given.rejection_sample_method in ("standard", BY_CHANCE)
-    if found != wanted or not plain or given.num_speculative_tokens_per_batch_size is not None:
+    given = vllm_config.speculative_config
+    fixed = given is not None and getattr(given, BY_BATCH) is None
+    wanted = speculation(str(model.model), options.drafts, fixed=fixed)
+    found, drafts = {name: getattr(given, name, None) for name in wanted}, wanted["num_speculative_tokens"]
+    found |= {} if fixed else {BY_BATCH: [list(one) for one in found[BY_BATCH] or ()]}
+    found |= {"draft_sample_method": wanted["draft_sample_method"]}  # whichever: vLLM's sampler is told
+    plain = given is not None and given.rejection_sample_method in ("standard", BY_CHANCE)
+    if found != wanted or not plain:
         yield f"needs --speculative-config '{json.dumps(wanted)}', as it stands here"
     if parallel.worker_cls != WORKER:
         yield f"needs --worker-cls {WORKER}"
     if not vllm_config.use_v2_model_runner:
         yield "needs vLLM's model runner V2, which VLLM_USE_V2_MODEL_RUNNER=0 and a vLLM without Triton rule out"
-    if getattr(scheduling.get_scheduler_cls(), "rectifies", False):
-        yield "needs vLLM's own scheduler: leave out --scheduler-cls"
+    chosen, rows = scheduling.get_scheduler_cls(), scheduling.max_num_seqs
+    if getattr(chosen, "adapts", False) == fixed or getattr(chosen, "rectifies", False):
+        yield "needs vLLM's own scheduler: leave out --scheduler-cls" if fixed else f"needs --scheduler-cls {ADAPTIVE}"
+    if not fixed and rows < len(wanted[BY_BATCH]):
+        needed = f"--max-num-seqs {len(wanted[BY_BATCH])} would do"
+        yield f"drafts {' or '.join(map(str, lengths(drafts)))} tokens; vLLM captures as many lengths as rows: {needed}"
     if gone := sorted({*mixed_kinds(model.hf_text_config, model.max_model_len)} - {FULL, SLIDING}):
         yield f"drafts tokens that may be rejected, and layers of type {', '.join(gone)} would not forget them"
     if model.uses_mrope or model.is_multimodal_model or model.enable_prompt_embeds:
@@ -63,7 +94,7 @@ def _unmet(vllm_config: Any, drafts: int) -> Iterator[str]:
         yield "drafts without a watermark: leave out --watermark-config"
     if 0 < scheduling.long_prefill_token_threshold <= drafts:
         yield f"verifies {drafts + 1} tokens at once, which --long-prefill-token-threshold would cut in two"
-    rows, limits = scheduling.max_num_seqs, (scheduling.max_num_batched_tokens, scheduling.max_num_scheduled_tokens)
+    limits = scheduling.max_num_batched_tokens, scheduling.max_num_scheduled_tokens
     tokens = min(limit for limit in limits if limit is not None)
     # Beside its draft model's own first token vLLM counts one more for each row.
     if (drafts + 2) * rows > tokens:

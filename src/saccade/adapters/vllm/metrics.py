@@ -32,6 +32,9 @@ logger = logging.getLogger("vllm.saccade")
 VARIABLE = "PROMETHEUS_MULTIPROC_DIR"
 """The environment variable that names the folder."""
 
+PLACED = ("policy", "position")
+"""Labels of drafts; their positions in a cycle begin at 0, as vLLM's do."""
+
 KINDS: dict[str, tuple[str, str, tuple[str, ...]]] = {
     "tokens_decoded": (
         "Counter",
@@ -50,8 +53,9 @@ KINDS: dict[str, tuple[str, str, tuple[str, ...]]] = {
     "attention_recall_with_dense": ("Summary", "The same as a mean over all heads, with dense heads as 1", ()),
     "rectifications": ("Counter", "Dense passes over tokens that sparse steps had decoded", ()),
     "rectified_tokens": ("Counter", "Tokens that dense passes ran again", ()),
-    "drafted_tokens": ("Counter", "Tokens drafted under the policy that a dense pass has verified", ("policy",)),
-    "accepted_tokens": ("Counter", "Drafted tokens that the dense pass has kept", ("policy",)),
+    "drafted_tokens": ("Counter", "Tokens drafted under the policy that a dense pass has verified", PLACED),
+    "accepted_tokens": ("Counter", "Drafted tokens that the dense pass has kept", PLACED),
+    "cycles": ("Counter", "Steps behind which rows draft, by how many tokens each drafts", ("drafts",)),
     "preemptions": ("Counter", "Requests that lost their cache and were computed anew, under a rectified policy", ()),
 }
 """What is exported: prometheus_client's class, the help text, the labels."""
@@ -149,7 +153,7 @@ class StepMetrics:
         self._read = self._latest = time.monotonic()
         self._lock, self._waiting = threading.RLock(), False
         self._ours = True
-        self._verified: tuple[str, int, Tensor] | None = None
+        self._verified: tuple[str, Tensor] | None = None
         self._decoded = self._selecting = self._dense = 0
         self._noted: tuple[Sequence[int], Sequence[int]] = (), ()
         self._measuring = self._measured = self._measured_before = 0
@@ -181,11 +185,15 @@ class StepMetrics:
         selecting, dense = self._noted
         self.step([length + 1 for length in selecting], [length + 1 for length in dense])
 
-    def verified(self, policy: str, drafted: int, rejected: Tensor) -> None:
-        """Note the drafts that a step has verified, and how many it has rejected, int `[rows]` on the device."""
+    def verified(self, policy: str, drafts: Tensor) -> None:
+        """Note how many drafts a step has verified and kept, by their position: int `[2, k]` on the device."""
         with self._lock:
-            _, before, in_all = self._verified or (policy, 0, 0)
-            self._verified = policy, before + drafted, in_all + rejected.sum()
+            self._verified = policy, drafts if self._verified is None else drafts + self._verified[1]
+            # Where no drafts follow, no step of ours reports it.
+            if not self._pause:
+                self.flush()
+            elif not self._waiting:
+                self._wait(self._pause)
 
     def measuring(self, tokens: int) -> None:
         """Note that recall is measured in so many tokens of the step to come; they count once it is through."""
@@ -220,7 +228,7 @@ class StepMetrics:
     def flush(self) -> None:
         """Report the steps before this call."""
         with self._lock:
-            if self._decoded or not self._ours:
+            if self._decoded or self._verified is not None or not self._ours:
                 self._flush()
 
     def _wait(self, seconds: float) -> None:
@@ -257,9 +265,10 @@ class StepMetrics:
             metric("share_attended").set(self._attended / (self._attended + self._skipped))
         self._flush_recall()
         if self._ours and self._verified is not None:
-            policy, drafted, rejected = self._verified
-            metric("drafted_tokens", policy).inc(drafted)
-            metric("accepted_tokens", policy).inc(drafted - int(rejected))
+            policy, drafts = self._verified
+            for name, counts in zip(("drafted_tokens", "accepted_tokens"), drafts.tolist(), strict=True):
+                for position, amount in enumerate(counts):
+                    metric(name, policy, str(position)).inc(amount)
         self._verified = None
         self._decoded = self._selecting = self._dense = 0
         self._ours = True

@@ -102,7 +102,7 @@ PARTS: dict[str, tuple[Part, ...]] = {
         vllm.config SpeculativeConfig: method model num_speculative_tokens draft_sample_method
         vllm.config SpeculativeConfig: rejection_sample_method num_speculative_tokens_per_batch_size
         vllm.config ModelConfig: model max_model_len hf_text_config runner_type use_mla is_encoder_decoder
-        vllm.config ModelConfig: is_multimodal_model enable_prompt_embeds
+        vllm.config ModelConfig: is_multimodal_model enable_prompt_embeds head_dtype get_vocab_size
         vllm.config ModelConfig: uses_mrope has_inner_state is_hybrid get_head_size get_total_num_kv_heads
         vllm.config CacheConfig: block_size cache_dtype kv_cache_dtype_skip_layers kv_cache_memory_bytes
         vllm.config ParallelConfig: rank tensor_parallel_size pipeline_parallel_size decode_context_parallel_size
@@ -179,7 +179,7 @@ PARTS: dict[str, tuple[Part, ...]] = {
         vllm.v1.worker.gpu.input_batch InputBuffers: is_padding query_start_loc
         vllm.v1.worker.gpu.input_batch InputBatch: num_reqs idx_mapping idx_mapping_np num_scheduled_tokens
         vllm.v1.worker.gpu.input_batch InputBatch: num_draft_tokens num_computed_prefill_tokens_np prefill_len_np
-        vllm.v1.worker.gpu.input_batch InputBatch: seq_lens_cpu_upper_bound
+        vllm.v1.worker.gpu.input_batch InputBatch: seq_lens_cpu_upper_bound cu_num_logits
         vllm.v1.worker.gpu.model_runner GPUModelRunner: device speculator req_states
         vllm.v1.worker.gpu.states RequestState: num_computed_tokens
         vllm.v1.worker.gpu.spec_decode.speculator BaseSpeculator: init_cudagraph_manager capture
@@ -187,6 +187,9 @@ PARTS: dict[str, tuple[Part, ...]] = {
         vllm.v1.worker.gpu.spec_decode.speculator BaseSpeculator.propose(last_hidden_states aux_hidden_states)
         vllm.v1.worker.gpu.spec_decode.speculator BaseSpeculator.propose(num_sampled num_rejected last_sampled)
         vllm.v1.worker.gpu.spec_decode.speculator BaseSpeculator.propose(dummy_run num_speculative_tokens)
+        vllm.v1.worker.gpu.spec_decode.speculator BaseSpeculator.propose(next_prefill_tokens temperature seeds)
+        vllm.v1.worker.gpu.sample.gumbel gumbel_sample(logits expanded_idx_mapping temperature seed pos is_drafting)
+        vllm.v1.worker.gpu.sample.gumbel gumbel_sample(apply_temperature logits_cache logits_cache_col)
     """),
     "lossless on CPUs": _parts("""
         vllm.v1.worker.cpu_worker CPUWorker: init_device
@@ -200,7 +203,10 @@ PARTS: dict[str, tuple[Part, ...]] = {
         vllm.v1.core.sched.scheduler Scheduler.add_request(request)
         vllm.v1.core.sched.scheduler Scheduler._preempt_request(request)
         vllm.v1.core.sched.scheduler Scheduler._update_request_as_session(session update)
+        vllm.v1.core.sched.scheduler Scheduler.update_from_output(scheduler_output model_runner_output)
         vllm.v1.core.sched.output SchedulerOutput: scheduled_new_reqs scheduled_cached_reqs num_scheduled_tokens
+        vllm.v1.core.sched.output SchedulerOutput: scheduled_spec_decode_tokens num_spec_tokens_to_schedule
+        vllm.v1.outputs ModelRunnerOutput: sampled_token_ids req_id_to_index
         vllm.v1.core.sched.output NewRequestData.from_request(request block_ids prefill_token_ids uses_mrope)
         vllm.v1.core.sched.output CachedRequestData: req_ids resumed_req_ids new_token_ids all_token_ids new_block_ids
         vllm.v1.core.sched.output CachedRequestData: num_computed_tokens num_output_tokens

@@ -37,7 +37,7 @@ from ..checks import (
     unit,
     windows_apart,
 )
-from ..lossless import WORKER, speculation
+from ..lossless import ADAPTIVE, BY_BATCH, WORKER, speculation
 from ..options import KEY, ServeOptions, shape_of
 from ..vllm_api import check_interfaces, lent
 from .named import missing
@@ -259,6 +259,8 @@ def _fill(args: Namespace, options: ServeOptions, *, bundled: bool) -> None:
         args.worker_cls = WORKER if args.worker_cls == "auto" else args.worker_cls
         if args.speculative_config is None:
             args.speculative_config = speculation(str(args.model), options.drafts)
+        if args.scheduler_cls is None and BY_BATCH in args.speculative_config:
+            args.scheduler_cls = ADAPTIVE
     if bundled and args.served_model_name is None:
         args.served_model_name = [BUNDLED]
     if bundled and current_platform.is_cpu():

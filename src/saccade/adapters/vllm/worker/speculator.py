@@ -17,6 +17,7 @@ from vllm.v1.worker.gpu.attn_utils import build_attn_metadata, build_slot_mappin
 from vllm.v1.worker.gpu.block_table import BlockTables
 from vllm.v1.worker.gpu.cudagraph_utils import CudaGraphManager
 from vllm.v1.worker.gpu.input_batch import InputBuffers
+from vllm.v1.worker.gpu.sample.gumbel import gumbel_sample
 from vllm.v1.worker.gpu.spec_decode.speculator import BaseSpeculator
 
 from ..options import drafting
@@ -26,7 +27,8 @@ logger = logging.getLogger("vllm.saccade")
 
 
 class SelfSpeculator(BaseSpeculator):
-    """Proposes the likeliest tokens of the target under the policy, for every row whose prompt is through.
+    """Proposes tokens of the target under the policy, for every row whose prompt is through: its likeliest ones, or,
+    of a row that samples, some drawn at its temperature, if drafts are probabilistic.
 
     A row's drafts begin behind its verified tokens. They write keys and values into slots that the verifying step
     writes again before any layer reads them, so nothing of a draft is left; bounds of pages are recomputed with them.
@@ -36,8 +38,9 @@ class SelfSpeculator(BaseSpeculator):
     """
 
     supports_mm_inputs = False
-    draft_logits = None
-    """Drafts are the likeliest tokens: a rejection sampler that knows it stays exact at any temperature."""
+    draft_logits: Tensor | None
+    """What drafts were drawn from, `[requests, k, vocabulary]`, as the rejection sampler has to know; None: they are
+    the likeliest tokens, with which it stays exact at any temperature."""
     pcp_manager: Any = None
 
     def __init__(self, vllm_config: Any, runner: Any) -> None:
@@ -50,6 +53,13 @@ class SelfSpeculator(BaseSpeculator):
         self._number = torch.zeros(1, dtype=torch.int64, device=device)
         self._drafted = torch.zeros(rows, vllm_config.num_speculative_tokens, dtype=torch.int64, device=device)
         self._proposed = torch.zeros_like(self._drafted)
+        self._places = torch.arange(self._drafted.shape[1], device=device)
+        self._temperature = torch.zeros(rows, dtype=torch.float32, device=device)
+        self._seeds, self.draft_logits = torch.zeros(rows, dtype=torch.int64, device=device), None
+        if vllm_config.speculative_config.draft_sample_method == "probabilistic":
+            model, drafts = vllm_config.model_config, vllm_config.num_speculative_tokens
+            sizes = rows, drafts, model.get_vocab_size()
+            self.draft_logits = torch.zeros(sizes, dtype=model.head_dtype, device=device)
         # vLLM 0.33 hides blocks that windows have left behind; what it is not told it cannot hide.
         self._tells_computed = "num_computed_tokens" in signature(BlockTables.gather_block_tables).parameters
         self.attn_groups: list[list[Any]] = []
@@ -100,6 +110,9 @@ class SelfSpeculator(BaseSpeculator):
         num_sampled: Tensor,
         num_rejected: Tensor,
         last_sampled: Tensor,
+        next_prefill_tokens: Tensor,
+        temperature: Tensor,
+        seeds: Tensor,
         *rest: Any,
         dummy_run: bool = False,
         num_speculative_tokens: int | None = None,
@@ -113,8 +126,10 @@ class SelfSpeculator(BaseSpeculator):
         if dummy_run:
             return drafts
         serving = serving_of(self._config)
-        if serving.metrics is not None:
-            serving.metrics.verified(str(serving.options.policy), input_batch.num_draft_tokens, num_rejected)
+        if serving.metrics is not None and input_batch.num_draft_tokens:
+            given = input_batch.cu_num_logits[: input_batch.num_reqs + 1].diff() - 1
+            stood = (torch.stack((given, given - num_rejected))[..., None] > self._places).sum(1)
+            serving.metrics.verified(str(serving.options.policy), stood)
         # As the host knows it, without waiting: rows have sampled whose prompt ends in this step or before.
         reached = input_batch.num_computed_prefill_tokens_np + input_batch.num_scheduled_tokens
         chosen = [row for row, through in enumerate((reached >= input_batch.prefill_len_np).tolist()) if through]
@@ -125,6 +140,8 @@ class SelfSpeculator(BaseSpeculator):
         padded, replayed = desc.num_reqs, desc.cg_mode == CUDAGraphMode.FULL
         where = async_tensor_h2d(chosen, drafts.device, torch.int64)
         tables = self._enter(input_batch.idx_mapping[where], last_sampled, padded)
+        self._temperature.copy_(temperature)
+        self._seeds.copy_(seeds)
         bound, slots = input_batch.seq_lens_cpu_upper_bound[chosen], input_batch.idx_mapping_np[chosen]
         for number in range(count):
             if not replayed or number == 0:
@@ -139,6 +156,8 @@ class SelfSpeculator(BaseSpeculator):
         """Let all that a draft reads say that the first comes, of the requests in some slots; gives their blocks."""
         runner, inputs, count = self._runner, self._inputs, len(chosen)
         slots, computed = self._slots[:count].copy_(chosen), runner.req_states.num_computed_tokens.gpu
+        # Rows that pad the batch are nobody's, whose logits would be kept.
+        self._slots[count:] = -1
         # The last token that was sampled has no keys yet.
         inputs.input_ids[:count], inputs.positions[:count] = last_sampled[slots, 0], computed[slots]
         self._begin(count)
@@ -184,7 +203,7 @@ class SelfSpeculator(BaseSpeculator):
         )
 
     def _draft(self, count: int, metadata: Any) -> None:
-        """One forward pass over a token of each row: the likeliest next ones are kept, and are the input of the next.
+        """One forward pass over a token of each row: the next ones are kept, and are the input of the next pass.
 
         All on the device, so that a graph can hold it; `count` rows, padding included.
         """
@@ -201,7 +220,21 @@ class SelfSpeculator(BaseSpeculator):
                 intermediate_tensors=None,
                 inputs_embeds=None,
             )
-        tokens = runner.model.compute_logits(hidden).argmax(dim=-1)
+        logits = runner.model.compute_logits(hidden)
+        if self.draft_logits is None:
+            tokens = logits.argmax(dim=-1)
+        else:
+            tokens = gumbel_sample(
+                logits,
+                self._slots[:count],
+                self._temperature,
+                self._seeds,
+                positions,
+                apply_temperature=True,
+                is_drafting=True,
+                logits_cache=self.draft_logits,
+                logits_cache_col=self._number[0],
+            )
         self._drafted[:count].index_copy_(1, self._number, tokens[:, None])
         self._number += 1
         inputs.input_ids[:count] = tokens

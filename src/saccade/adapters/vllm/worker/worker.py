@@ -131,7 +131,7 @@ def _start(vllm_config: Any) -> Serving:
             f"the attention backend CUSTOM is saccade's and needs a policy: --additional-config '{{\"{KEY}\": "
             '{"policy": "quest:budget=2048"}}\''
         )
-    if options.rewrites is not None:
+    if options.policy.rectify is not None:
         check_interfaces("scheduler")
     refuse_unsupported(vllm_config, options)
     parallel = vllm_config.parallel_config
