@@ -69,17 +69,6 @@ def host_bounds(rows: Rows) -> tuple[tuple[int, int], ...]:
     return tuple(zip(rows.row_start.tolist(), rows.seq_lens.tolist(), strict=True))
 
 
-def shared_slice(storage: Tensor, rows: Rows) -> Tensor | None:
-    """All rows' tokens as one view `[B, n, Hkv, d]`, or None unless they lie alike in consecutive pages."""
-    if not rows.uniform or rows.bounds is None or rows.page_table.shape[1] != 1:
-        return None
-    start, length = rows.bounds[0]
-    numbers = rows.page_table[:, 0].tolist()
-    if numbers != list(range(numbers[0], numbers[0] + rows.batch)):
-        return None
-    return storage[numbers[0] : numbers[0] + rows.batch, start : start + length]
-
-
 class RowReader:
     """The tokens of one batch row: a view where its slots are contiguous, else gathered."""
 

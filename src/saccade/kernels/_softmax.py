@@ -16,14 +16,9 @@ def capped(logits: Tensor, cap: float | None) -> Tensor:
 def weights_of(logits: Tensor, sinks: Tensor | None) -> Tensor:
     """Weights of logits `[B, H, g, N]`, scaled and capped; sinks `[H · g]` have the rest, if there are any."""
     weights = torch.softmax(logits, dim=-1)
-    return weights if sinks is None else weights * beside_sinks(logits, sinks)
-
-
-def beside_sinks(logits: Tensor, sinks: Tensor) -> Tensor:
-    """What tokens keep of the weights: `Σ exp(logits) / (Σ exp(logits) + exp(sinks))`, `[B, H, g, 1]`.
-
-    Args:
-        logits: `[B, H, g, N]`, -inf where there is no token.
-        sinks: `[H · g]`.
-    """
-    return torch.sigmoid(torch.logsumexp(logits, dim=-1) - sinks.float().view(1, *logits.shape[1:3]))[..., None]
+    if sinks is None:
+        return weights
+    # What tokens keep: Σ exp(logits) / (Σ exp(logits) + exp(sinks)).
+    return (
+        weights * torch.sigmoid(torch.logsumexp(logits, dim=-1) - sinks.float().view(1, *logits.shape[1:3]))[..., None]
+    )

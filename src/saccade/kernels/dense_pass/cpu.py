@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
-from saccade.kernels._flat import host_bounds, shared_slice
+from saccade.kernels._flat import host_bounds
 from saccade.types import KVView, Softmax
 
 
@@ -17,15 +17,11 @@ def dense_pass(q: Tensor, kv: KVView, softmax: Softmax) -> Tensor:
     batch, heads, count, head_dim = q.shape
     # A group's heads are further queries of its KV head, where torch would repeat keys and values for each.
     folded = q.reshape(batch, kv.kv_heads, -1, head_dim)
-    keys, values = shared_slice(kv.k, kv.rows), shared_slice(kv.v, kv.rows)
-    if keys is not None and values is not None:
-        out = _attend(folded, keys, values, count, softmax.scale)
-    else:
-        out = folded.new_empty((*folded.shape[:3], kv.v.shape[-1]))
-        for row, (start, length) in enumerate(host_bounds(kv.rows)):
-            page, here = int(kv.rows.page_table[row, 0]), slice(start, start + length)
-            own = kv.k[None, page, here], kv.v[None, page, here]
-            out[row] = _attend(folded[row : row + 1], *own, count, softmax.scale)[0]
+    out = folded.new_empty((*folded.shape[:3], kv.v.shape[-1]))
+    for row, (start, length) in enumerate(host_bounds(kv.rows)):
+        page, here = int(kv.rows.page_table[row, 0]), slice(start, start + length)
+        own = kv.k[None, page, here], kv.v[None, page, here]
+        out[row] = _attend(folded[row : row + 1], *own, count, softmax.scale)[0]
     return out.view(batch, heads, count, -1).transpose(1, 2).contiguous()
 
 

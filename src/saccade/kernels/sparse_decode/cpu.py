@@ -5,13 +5,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from saccade.kernels._dot import HAS_BF16_DOT
 from saccade.kernels._flat import FlatCache, flatten, host_bounds
 from saccade.kernels._softmax import capped, weights_of
 from saccade.types import KVView, Rows, Selection, Softmax
-
-# oneDNN compiles a kernel per shape; sets are cut to multiples of this so that few shapes occur.
-_STEP = 256
 
 
 def sparse_decode(q: Tensor, kv: KVView, selection: Selection, softmax: Softmax) -> Tensor:
@@ -31,25 +27,16 @@ def sparse_decode(q: Tensor, kv: KVView, selection: Selection, softmax: Softmax)
     if invalid is not None:
         scores.masked_fill_(invalid[:, :, None], -torch.inf)
     weights = weights_of(scores, softmax.sinks).flatten(0, 1)
-    if values.dtype == torch.bfloat16 and HAS_BF16_DOT and width % _STEP == 0:
-        out = torch.bmm(weights.to(torch.bfloat16), values)
-    else:
-        out = torch.bmm(weights, values.float())
-    return out.view(q.shape).to(q.dtype)
+    return torch.bmm(weights, values.float()).view(q.shape).to(q.dtype)
 
 
 def _tokens(selection: Selection, rows: Rows) -> tuple[Tensor, Tensor | None]:
     """Token positions `[B, G, width]`, all inside their rows, and which of them to mask (None when none)."""
     ids, unit = selection.ids, selection.unit
     counts = [count for row in selection.counts.tolist() for count in row]
-    units = ids.shape[2]
-    most = -(-max(counts) // _STEP) * _STEP
-    if most < units:
-        ids, units = ids[..., :most], most
+    ids = ids[..., : max(counts)]
     if unit == 1:
-        if min(counts) == units:
-            return ids, None
-        return ids.clamp(min=0), ids < 0
+        return (ids, None) if min(counts) == ids.shape[2] else (ids.clamp(min=0), ids < 0)
     tokens = (ids[..., None] * unit + torch.arange(unit, dtype=torch.int32, device="cpu")).flatten(2)
     last = rows.seq_lens[:, None, None] - 1
     return torch.minimum(tokens, last).clamp_(min=0), (tokens < 0) | (tokens > last)
