@@ -159,7 +159,8 @@ types: setup
 wheel: setup
 	@$(RUN) tests/acceptance/check_wheel.py
 
-# Twice as many drawn examples of kernels, plans and files; what verification promises is asked of 40 texts.
+# Twice as many drawn examples of kernels, plans and files, three times as many of interpreted kernels; verification's
+# promise is asked of 40 texts.
 walk: setup-vllm
 	@$(RUN) -m pytest --quiet $(WORKERS) -m walk
 	@SACCADE_WALK=1 $(RUN) -m pytest --quiet $(WORKERS) tests/kernels tests/plans tests/recipes

@@ -1,7 +1,7 @@
-"""What the papers say, as naive loops in float64: slow, plain, and sharing no code with the package.
+"""What the papers say, head by head in float64: plain, and sharing no code with the package.
 
-Everything here speaks of one batch row in logical positions. A vector is a list of floats, `keys[head][position]` a
-vector of a KV head; query head `h` belongs to KV head `h // (query heads / KV heads)`.
+Everything here speaks of one batch row in logical positions. A vector is a list or an array of floats,
+`keys[head][position]` a vector of a KV head; query head `h` belongs to KV head `h // (query heads / KV heads)`.
 """
 
 from __future__ import annotations
@@ -9,6 +9,8 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from operator import mul
+
+import numpy as np
 
 Vector = Sequence[float]
 Heads = Sequence[Sequence[Vector]]
@@ -19,36 +21,33 @@ def dot(left: Vector, right: Vector) -> float:
     return math.fsum(map(mul, left, right))
 
 
-def mean_vector(vectors: Sequence[Vector]) -> list[float]:
-    return [math.fsum(column) / len(vectors) for column in zip(*vectors, strict=True)]
-
-
 def raw_scores(queries: Sequence[Vector], keys: Heads, pooling: str) -> list[list[float]]:
     """Unscaled q·k per group and position: "max" over a group's query heads, of its "mean" query, or "each"."""
-    group = len(queries) // len(keys)
     pooled: list[list[float]] = []
-    for head, head_keys in enumerate(keys):
-        own: Sequence[Vector] = queries[head * group : (head + 1) * group]
-        own = [mean_vector(own)] if pooling == "mean" else own
-        each = [[dot(query, key) for key in head_keys] for query in own]
-        pooled.extend([[max(column) for column in zip(*each, strict=True)]] if pooling == "max" else each)
+    for own, head_keys in zip(groups(queries, len(keys), pooling), keys, strict=True):
+        each = own @ np.asarray(head_keys).T
+        pooled.extend((each.max(0, keepdims=True) if pooling == "max" else each).tolist())
     return pooled
 
 
-def capped(logit: float, cap: float | None) -> float:
-    """Gemma 2's soft-cap of a scaled score."""
-    return logit if cap is None else cap * math.tanh(logit / cap)
+def groups(queries: Sequence[Vector], kv_heads: int, pooling: str) -> np.ndarray:
+    """The queries of each KV head, `[Hkv, group, d]`, or their mean alone."""
+    own = np.asarray(queries).reshape(kv_heads, len(queries) // kv_heads, -1)
+    return own.mean(1, keepdims=True) if pooling == "mean" else own
+
+
+def capped(logits: np.ndarray, cap: float | None) -> np.ndarray:
+    """Gemma 2's soft-cap of scaled scores."""
+    return logits if cap is None else cap * np.tanh(logits / cap)
 
 
 def weights(
     query: Vector, keys: Sequence[Vector], chosen: Sequence[int], scale: float, cap: float | None = None
-) -> list[float]:
+) -> np.ndarray:
     """Softmax over the chosen positions."""
-    logits = [capped(scale * dot(query, keys[position]), cap) for position in chosen]
-    peak = max(logits)
-    masses = [math.exp(logit - peak) for logit in logits]
-    total = math.fsum(masses)
-    return [mass / total for mass in masses]
+    logits = capped(scale * (np.asarray(keys)[chosen] @ np.asarray(query)), cap)
+    masses = np.exp(logits - logits.max())
+    return masses / masses.sum()
 
 
 def attention(
@@ -61,12 +60,13 @@ def attention(
 ) -> list[list[float]]:
     """Attention output per query head, over the positions chosen for that query head."""
     group = len(queries) // len(keys)
-    out = []
-    for head, query in enumerate(queries):
-        masses = weights(query, keys[head // group], chosen[head], scale, cap)
-        rows = [values[head // group][position] for position in chosen[head]]
-        out.append([dot(masses, column) for column in zip(*rows, strict=True)])
-    return out
+    return [
+        (
+            weights(query, keys[head // group], chosen[head], scale, cap)
+            @ np.asarray(values[head // group])[chosen[head]]
+        ).tolist()
+        for head, query in enumerate(queries)
+    ]
 
 
 def hybrid_sets(
@@ -99,25 +99,15 @@ def unit_tokens(units: Sequence[int], unit: int, length: int) -> list[int]:
 
 def page_bounds(keys: Sequence[Vector], page: int) -> list[tuple[list[float], list[float]]]:
     """Elementwise minimum and maximum of each page of one head's keys; the last page may be partial."""
-    bounds = []
-    for first in range(0, len(keys), page):
-        columns = list(zip(*keys[first : first + page], strict=True))
-        bounds.append(([min(column) for column in columns], [max(column) for column in columns]))
-    return bounds
+    pages = [np.asarray(keys[first : first + page]) for first in range(0, len(keys), page)]
+    return [(held.min(0).tolist(), held.max(0).tolist()) for held in pages]
 
 
 def page_scores(queries: Sequence[Vector], keys: Heads, page: int, pooling: str) -> list[list[float]]:
     """Σ_j max(q_j·min_j, q_j·max_j) per group and page (Quest; ReSA, section 2.1)."""
-    group = len(queries) // len(keys)
     pooled: list[list[float]] = []
-    for head, head_keys in enumerate(keys):
-        own: Sequence[Vector] = queries[head * group : (head + 1) * group]
-        bounds = page_bounds(head_keys, page)
-        if pooling == "mean":
-            own = [mean_vector(own)]
-        each = [
-            [math.fsum(max(q * low, q * high) for q, low, high in zip(query, *pair, strict=True)) for pair in bounds]
-            for query in own
-        ]
-        pooled.extend(each if pooling == "each" else [[max(column) for column in zip(*each, strict=True)]])
+    for own, head_keys in zip(groups(queries, len(keys), pooling), keys, strict=True):
+        low, high = (np.array(side) for side in zip(*page_bounds(head_keys, page), strict=True))
+        each = np.array([np.maximum(query * low, query * high).sum(-1) for query in own])
+        pooled.extend((each.max(0, keepdims=True) if pooling == "max" else each).tolist())
     return pooled

@@ -43,5 +43,5 @@ def in_turn(rows: Iterable[Any], columns: Iterable[Any]) -> list[Any]:
 
 
 def drawn(examples: int) -> settings:
-    """So many drawn examples in `make walk`, half of them every time."""
-    return settings(max_examples=examples if os.environ.get("SACCADE_WALK") else examples // 2)
+    """So many drawn examples in `make walk`, a third of them every time."""
+    return settings(max_examples=examples if os.environ.get("SACCADE_WALK") else max(examples // 3, 2))

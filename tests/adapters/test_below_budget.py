@@ -13,7 +13,7 @@ import saccade
 from forcing import sparse_below_the_budget
 from saccade.checkpoints.shape import shape_of
 from saccade.types import KVView, Selection
-from walking import crossed
+from walking import crossed, in_turn
 
 from . import tiny
 from .checking import OracleObserver
@@ -57,8 +57,7 @@ def test_sets_are_the_oracles(policy: str, way: str) -> None:
         assert stats.steps == STEPS.get(way, NEW - 1)
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
-@pytest.mark.parametrize("policy", tiny.SPARSE)
+@pytest.mark.parametrize(("policy", "dtype"), in_turn(tiny.SPARSE, [torch.bfloat16, torch.float16]), ids=str)
 def test_sets_are_the_oracles_in_half_precision(policy: str, dtype: torch.dtype) -> None:
     """Scores come from the rounded keys of the cache, in float32."""
     spec = tiny.spec(policy, BUDGET)

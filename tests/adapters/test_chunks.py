@@ -57,7 +57,7 @@ def test_ways_of_generating_agree(way: str) -> None:
     assert tokens(way, letters())[0].tolist() == greedy()
 
 
-@pytest.mark.parametrize("seed", among(range(4), range(2)))
+@pytest.mark.parametrize("seed", among(range(4), [0]))
 def test_rejected_drafts_leave_no_trace(seed: int) -> None:
     """An assistant that is often wrong, over many flushes of the buffer, against plain decoding."""
     ids, plain = tiny.prompt(40, seed=seed), {"do_sample": False, "max_new_tokens": 60}

@@ -18,7 +18,7 @@ import saccade
 from forcing import sparse_below_the_budget
 from saccade.adapters.hf.graph import GraphedStep
 from saccade.checkpoints.shape import shape_of
-from walking import crossed
+from walking import among, crossed, in_turn
 
 from . import tiny
 from .checking import OracleObserver
@@ -91,6 +91,7 @@ HYBRIDS = [name for name in MODELS if known(name) and name not in REFUSED]
 KINDS = ("gemma3_text", "gemma3n_text", "llama4_text", "qwen3_next")
 """Windows, layers that share, chunks, recurrent states."""
 ATTENTIONS = [(name, kind) for name in HYBRIDS for kind in ("sdpa", "eager") if STOCK.get(name, kind) == kind]
+USUAL = [(name, kind) for name, kind in ATTENTIONS if STOCK.get(name, "sdpa") == kind]
 
 
 def hybrid(name: str, **changes: Any) -> PreTrainedModel:
@@ -223,10 +224,10 @@ def logits(
 POLICIES = {f"streaming:budget={BUDGET},sinks={SINKS}": window, f"exact_topk:budget={BUDGET},dense_layers=0": best}
 
 
-@pytest.mark.parametrize("spec", POLICIES)
-@pytest.mark.parametrize(("name", "attention"), ATTENTIONS)
-def test_below_the_budget_only_full_attention_is_another(name: str, attention: str, spec: str) -> None:
+@pytest.mark.parametrize(("one", "spec"), in_turn(ATTENTIONS, POLICIES), ids=str)
+def test_below_the_budget_only_full_attention_is_another(one: tuple[str, str], spec: str) -> None:
     """In float64, against a function that shares nothing with the package."""
+    name, attention = one
     model = hybrid(name, attention=attention).double()
     # In float64 most eager functions make NaN of padding: float32's softmax knows no number as low as their masks'.
     lengths = (30, 13) if attention == "sdpa" or name == "gpt_oss" else (30, 30)
@@ -243,7 +244,7 @@ def test_below_the_budget_only_full_attention_is_another(name: str, attention: s
     assert all(0 < layers[layer].share < 1 for layer in FULL_LAYERS)
 
 
-@pytest.mark.parametrize(("name", "attention"), ATTENTIONS)
+@pytest.mark.parametrize(("name", "attention"), among(ATTENTIONS, USUAL))
 def test_restoring_leaves_the_model_as_it_was(name: str, attention: str) -> None:
     model = hybrid(name, attention=attention)
     state = {key: value.clone() for key, value in model.state_dict().items()}
@@ -267,7 +268,7 @@ def parts(layer: Any) -> list[Tensor]:
     return found
 
 
-@pytest.mark.parametrize(("name", "attention"), ATTENTIONS)
+@pytest.mark.parametrize(("name", "attention"), among(ATTENTIONS, USUAL))
 def test_other_layers_keep_their_caches_byte_by_byte(name: str, attention: str) -> None:
     """Of a prompt all of them; and in decoding the first, below which nothing is sparse."""
     model, ids = hybrid(name, attention=attention), tiny.prompt(30, rows=2)

@@ -12,6 +12,7 @@ import torch
 from transformers import AutoModelForCausalLM, CompileConfig, DynamicCache, PreTrainedModel, StaticCache
 
 import saccade
+from walking import in_turn
 
 from . import tiny
 from .checking import OracleObserver
@@ -44,8 +45,10 @@ def logits(model: Any) -> torch.Tensor:
 # --- restore -----------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("attention", ["sdpa", "eager"])
-@pytest.mark.parametrize("spec", [*(tiny.spec(policy, BUDGET) for policy in tiny.POLICIES), VERIFIED])
+@pytest.mark.parametrize(
+    ("spec", "attention"),
+    in_turn([*(tiny.spec(policy, BUDGET) for policy in tiny.POLICIES), VERIFIED], ["sdpa", "eager"]),
+)
 def test_restore_gives_back_the_stock_model(spec: str, attention: str) -> None:
     model = tiny.fresh(attention=attention)
     before, configuration, expected = traces(model), model.config.to_dict(), logits(model)

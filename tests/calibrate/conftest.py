@@ -11,7 +11,7 @@ import torch
 from searching import make_model
 
 from saccade.adapters.hf import probe
-from saccade.calibrate import corpus
+from saccade.calibrate import corpus, layers
 from saccade.calibrate.passages import Texts
 
 
@@ -26,9 +26,11 @@ def small_library() -> Iterator[None]:
 
 @pytest.fixture(autouse=True)
 def short_passages(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What the probe tells, in texts of a hundred tokens; random weights need nothing that a nat tells."""
+    """What the probe tells, in texts of a hundred tokens and few steps; random weights need none that a nat tells."""
     for name, value in {"TOLD": 12, "SHORT": 16, "KEY": 0.01}.items():
         monkeypatch.setattr(probe, name, value)
+    monkeypatch.setattr(layers, "WALK", 6)
+    monkeypatch.setitem(probe.Probe.__init__.__kwdefaults__, "walks", (1, 6))
     few = Texts.passages
     monkeypatch.setattr(Texts, "passages", lambda texts, tokenizer, count: few(texts, tokenizer, min(count, 5)))
 

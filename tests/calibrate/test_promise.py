@@ -27,6 +27,7 @@ from saccade.calibrate.promise import (
     texts_needed,
     walk,
 )
+from walking import in_turn
 
 Table = Any
 
@@ -266,8 +267,7 @@ def kept(rng: np.random.Generator, texts: int, shares: dict[str, float], spread:
     return found
 
 
-@pytest.mark.parametrize("spread", [0.01, 0.1, 0.4])
-@pytest.mark.parametrize("good", [False, True])
+@pytest.mark.parametrize(("good", "spread"), in_turn([False, True], [0.01, 0.1, 0.4]))
 def test_what_is_chosen_breaks_the_promise_in_a_twentieth_of_runs_at_most(spread: float, good: bool) -> None:
     """Whole choices: some texts put candidates that just fail in a row, the cheaper the worse, and others judge it."""
     rng, runs, broken, right = np.random.default_rng(5), 200, 0, 0

@@ -12,7 +12,7 @@ from adapters import tiny
 from adapters.test_layer_kinds import HYBRIDS, REFUSED, WINDOW, hybrid, kinds
 from saccade.checkpoints.shape import shape_of
 from saccade.eval.reader import Reader
-from walking import crossed
+from walking import crossed, in_turn
 
 TEXT = tiny.prompt(30)[0].tolist()  # several windows long
 ONE, OTHER = [5, 7, 9, 11, 2], [5, 7, 3, 4, 6]
@@ -89,8 +89,7 @@ def test_what_is_decoded_densely_is_what_stock_says(name: str) -> None:
     torch.testing.assert_close(found, expected, rtol=0, atol=float(expected.abs().max()) * 200 * 2.0**-24)
 
 
-@pytest.mark.parametrize("policy", POLICIES)
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize(("name", "policy"), in_turn(NAMES, POLICIES))
 def test_a_marked_place_is_come_back_to(name: str, policy: str) -> None:
     model = model_of(name)
     reader = Reader(model, TEXT)

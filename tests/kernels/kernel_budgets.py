@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from operator import mul
 
+import numpy as np
 import torch
 
 import oracles
@@ -28,15 +28,16 @@ def gamma(terms: int) -> float:
     return terms * FLOAT32 / (1 - terms * FLOAT32)
 
 
-def score_error(query: Vector, key: Vector, group: int) -> float:
-    """Bound for q·k in float32; `group` more roundings where the query is itself a mean of that many."""
-    size = math.fsum(map(abs, map(mul, query, key)))
+def score_error(query: Vector, key: Vector, group: int) -> np.ndarray:
+    """Bound for q·k in float32, of one key or of each; `group` more roundings where the query is their mean."""
+    size = np.abs(np.asarray(query) * np.asarray(key)).sum(-1)
     return gamma(len(query) + group + 1) * size + SMALLEST
 
 
 def largest_query(queries: Sequence[Vector]) -> list[float]:
     """Componentwise largest magnitude: bounds the products of every head of a group and of their mean."""
-    return [max(abs(component) for component in column) for column in zip(*queries, strict=True)]
+    largest: list[float] = np.abs(np.asarray(queries)).max(0).tolist()
+    return largest
 
 
 def attention_error(
@@ -47,7 +48,7 @@ def attention_error(
     scale: float,
     dtype: torch.dtype,
     cap: float | None = None,
-) -> list[float]:
+) -> np.ndarray:
     """Bound per output component of softmax attention computed in float32 over a cache of `dtype`.
 
     1. A logit errs by e = scale · (score error) + two roundings (of the scale, of the product), and its distance to
@@ -60,21 +61,16 @@ def attention_error(
        smallest number vanish.
     4. The weighted sum adds gamma(n + blocks); the result is rounded to `dtype`.
     """
-    count = len(chosen)
-    logits = [scale * oracles.dot(query, keys[position]) for position in chosen]
-    spread = max(logits) - min(logits)
-    peak = max(abs(logit) for logit in logits)
-    error = max(scale * score_error(query, keys[position], 1) for position in chosen) + FLOAT32 * (2 * peak + spread)
+    count, own, held = len(chosen), np.asarray(keys)[chosen], np.asarray(values)[chosen]
+    logits = scale * (own @ np.asarray(query))
+    spread = float(logits.max() - logits.min())
+    peak = float(np.abs(logits).max())
+    error = float((scale * score_error(query, own, 1)).max()) + FLOAT32 * (2 * peak + spread)
     error += 0.0 if cap is None else cap * 2.0**-21
     weight = math.exp(2 * error) * (1 + gamma(count + 5))
     rounded = (1 + UNIT[dtype]) ** 2
     relative = weight * rounded * (1 + gamma(2 * count)) - 1
     masses = oracles.weights(query, keys, chosen, scale, cap)
-    bounds = []
-    for column in zip(*(values[position] for position in chosen), strict=True):
-        exact = oracles.dot(masses, column)
-        size = math.fsum(map(mul, masses, map(abs, column)))
-        underflow = TINY[dtype] * math.fsum(map(abs, column))
-        before = relative * size + underflow
-        bounds.append(before + UNIT[dtype] * (abs(exact) + before) + TINY[dtype])
-    return bounds
+    size, underflow = masses @ np.abs(held), TINY[dtype] * np.abs(held).sum(0)
+    before = relative * size + underflow
+    return before + UNIT[dtype] * (np.abs(masses @ held) + before) + TINY[dtype]

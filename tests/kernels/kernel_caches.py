@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 
+import numpy as np
 import torch
 from hypothesis import strategies as st
 from torch import Tensor
@@ -23,15 +24,15 @@ class Case:
     """A cache of ragged rows with a query, and the same numbers in logical order.
 
     Attributes:
-        keys, values: `[row][head][position]` vectors, as the cache rounds them.
+        keys, values: `[row][head]` of `[T, d]` in float64, as the cache rounds them.
     """
 
     layout: str
     lengths: list[int]
     kv: KVView
     q: Tensor
-    keys: list[list[list[list[float]]]]
-    values: list[list[list[list[float]]]]
+    keys: list[list[np.ndarray]]
+    values: list[list[np.ndarray]]
     softmax: Softmax = field(default_factory=lambda: Softmax(0.3))
 
     def __repr__(self) -> str:
@@ -39,8 +40,8 @@ class Case:
         return f"Case({self.layout}, {self.q.dtype}, lengths {self.lengths}, {heads})"
 
     @property
-    def queries(self) -> list[list[list[float]]]:
-        return self.q.double().tolist()
+    def queries(self) -> np.ndarray:
+        return self.q.double().cpu().numpy()
 
 
 @st.composite
@@ -175,8 +176,8 @@ def _content(shape: tuple[int, int, int, int], style: str, random: torch.Generat
     return few.gather(2, which[..., None].expand(shape))
 
 
-def _logical(tokens: Tensor, lengths: list[int]) -> list[list[list[list[float]]]]:
-    return [tokens[row, :, :length].double().tolist() for row, length in enumerate(lengths)]
+def _logical(tokens: Tensor, lengths: list[int]) -> list[list[np.ndarray]]:
+    return [[*tokens[row, :, :length].double().numpy()] for row, length in enumerate(lengths)]
 
 
 def _buffer(tokens: Tensor, starts: list[int], lengths: list[int]) -> Tensor:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import numpy as np
 import torch
 from hypothesis import strategies as st
 from kernel_budgets import largest_query, score_error
@@ -35,11 +36,11 @@ def quantised(case: Case, k_scale: Tensor, v_scale: Tensor, query: torch.dtype, 
     """The same layout in 8 bits, NaN where it was; scales are `[Hkv]`, keys and values what the numbers stand for."""
     kv_heads = case.kv.kv_heads
 
-    def meant(heads: list[list[list[list[float]]]], scale: Tensor) -> list[list[list[list[float]]]]:
+    def meant(heads: list[list[np.ndarray]], scale: Tensor) -> list[list[np.ndarray]]:
         factors = scale.double().expand(kv_heads).tolist()
         return [
             [
-                (torch.tensor(vectors).to(dtype).double() * factor).tolist()
+                (torch.tensor(vectors).to(dtype).double() * factor).numpy()
                 for vectors, factor in zip(row, factors, strict=True)
             ]
             for row in heads
@@ -121,8 +122,7 @@ def expect_bound_scores(case: Case, page: int, pooling: Pooling, implementation:
             for position, score in enumerate(each):
                 # The page's largest components, both sides of it: what its own budget is made of.
                 own = keys[head][position // page * page : (position // page + 1) * page]
-                extreme = [max(abs(number) for number in column) for column in zip(*own, strict=True)]
-                error = score_error(largest * 2, extreme * 2, group)
+                error = score_error(largest * 2, np.tile(np.abs(own).max(0), 2), group)
                 assert scores[row, index, position // page].item() >= score - error
 
 

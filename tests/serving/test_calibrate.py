@@ -60,6 +60,13 @@ def serve(folder: Path, *more: object) -> Result:
     return CliRunner().invoke(app, ["serve", "--model", str(folder), "--uds", f"{folder}/socket", *map(str, more)])
 
 
+def program(path: Path, does: str) -> str:
+    """One that stands in for Python."""
+    path.write_text(f"#!/bin/sh\n{does}\n")
+    path.chmod(0o755)
+    return str(path)
+
+
 def test_a_layer_is_found_kept_and_served_with(
     folder: Path, texts: Path, served: list[Server], monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -94,13 +101,13 @@ def test_a_layer_is_found_kept_and_served_with(
 
 
 def test_what_calibration_refuses_is_said_as_it_is(
-    folder: Path, texts: Path, served: list[Server], capfd: pytest.CaptureFixture[str]
+    folder: Path, texts: Path, served: list[Server], monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    (texts / "0.txt").write_text("few words")
+    said = "saccade: error: longer texts are needed"
+    monkeypatch.setattr(layer.sys, "executable", program(folder.parent / "refusing", f"echo '{said}' >&2; exit 2"))
     done = serve(folder, "--policy", "tidal:budget=64", "--calibrate", texts / "0.txt")
     assert (done.exit_code, done.stderr, served) == (2, "", [])
-    (line,) = capfd.readouterr().err.splitlines()
-    assert line.startswith("saccade: error: ") and "the probe needs 801: longer texts" in line
+    assert capfd.readouterr().err == f"{said}\n"
     assert not (Path(os.environ["SACCADE_CACHE"]) / "recipes").exists()
 
 
@@ -110,10 +117,7 @@ def test_a_search_that_is_killed_is_one_line(
     monkeypatch.setattr(layer.sys, "executable", shutil.which("false"))
     done = serve(folder, "--policy", "tidal", "--calibrate", "library")
     assert (done.exit_code, done.stderr) == (1, "")
-    killed = folder.parent / "killed"
-    killed.write_text("#!/bin/sh\nkill -9 $$\n")
-    killed.chmod(0o755)
-    monkeypatch.setattr(layer.sys, "executable", str(killed))
+    monkeypatch.setattr(layer.sys, "executable", program(folder.parent / "killed", "kill -9 $$"))
     done = serve(folder, "--policy", "tidal", "--calibrate", "library")
     assert (done.exit_code, done.stderr.count("\n")) == (2, 1)
     assert "was ended by signal 9" in done.stderr and served == []

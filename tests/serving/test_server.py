@@ -28,8 +28,8 @@ from saccade.adapters.vllm.metrics import VARIABLE
 EVERY = 8
 POLICY = f"resa:min_pages=2,rectify={EVERY}"
 MODEL = "bundled"
-STREAMS = 24
-ANSWER = 30
+STREAMS = 18
+ANSWER = 20
 CACHE = 512 * 2**20
 """More than all streams hold together, so that nobody is preempted: a preempted request may answer differently."""
 ROUNDS = 12
@@ -90,7 +90,7 @@ async def stream(client: AsyncOpenAI, ids: list[int], stop_after: int | None) ->
 async def load(server: Running, seed: int) -> list[tuple[list[int], list[int] | None]]:
     """Prompts and answers of one round: a third of the streams is cancelled, before the first token or later."""
     chance = random.Random(seed)
-    prompts = [prompt(chance.randrange(20, 700), chance.randrange(40_000)) for _ in range(STREAMS)]
+    prompts = [prompt(chance.randrange(20, 400), chance.randrange(40_000)) for _ in range(STREAMS)]
     stops = [chance.randrange(ANSWER) if number % 3 == 0 else None for number in range(STREAMS)]
     async with AsyncOpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0, timeout=300) as client:
         tasks = []

@@ -111,7 +111,7 @@ def test_many_clusters(dim: int, budget: int) -> None:
 @pytest.mark.parametrize("factor", [1.0, 0.0])
 def test_how_much_is_left_out_before_pairs_are_compared_changes_nothing(factor: float) -> None:
     """Nothing, in parts, or as much as can be; below 0.0, too, and where a query of nothing makes all bounds equal."""
-    case = large(64, 400, counts=(100, 40))
+    case = large(64, 200, counts=(50, 20))
     case = replace(case, q=factor * case.q)
     for radius in (1.0, -9.0):
         tree = replace(case.tree, radii=radius * case.tree.radii, unit_radii=radius * case.tree.unit_radii)
