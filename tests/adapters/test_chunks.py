@@ -69,6 +69,25 @@ def test_rejected_drafts_leave_no_trace(seed: int) -> None:
     assert drafted == expected
 
 
+@pytest.mark.parametrize("turn", [20, 45])
+def test_a_turn_in_place_of_another_is_indexed_anew(turn: int) -> None:
+    """What a prompt has replaced, decoding behind it finds, whether it ends below what was looked at or beyond."""
+    model, first, other, fed = tiny.llama(), tiny.prompt(60), tiny.prompt(turn, seed=9), tiny.prompt(6, seed=3)
+
+    def decode(cache: DynamicCache) -> torch.Tensor:
+        return torch.cat([model(fed[:, at : at + 1], past_key_values=cache).logits for at in range(fed.shape[1])])
+
+    with torch.no_grad(), saccade.sparsify(model, CLUSTERS, tokenizer=letters()) as run:
+        cache, anew = DynamicCache(), DynamicCache()
+        model(first, past_key_values=cache)
+        decode(cache)
+        cache.crop(30)
+        model(other, past_key_values=cache)
+        model(torch.cat((first[:, :30], other), dim=1), past_key_values=anew)
+        assert (decode(cache) - decode(anew)).abs().max() < 1e-4
+        assert run.stats().share_attended < 0.9
+
+
 @pytest.mark.parametrize("turn", [1, 2, 9, 30])
 def test_a_rectified_second_turn_is_one_prompt(turn: int) -> None:
     """Behind a new turn all keys are dense ones, and the index is that of one prompt."""

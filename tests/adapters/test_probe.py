@@ -220,10 +220,11 @@ def test_a_graph_of_a_step_is_steps_in_a_row(spec: str, model: Any, monkeypatch:
 
 
 def test_what_a_graph_cannot_hold() -> None:
-    """Indexes that move, experts chosen on the host, and angles that the host computes anew for a longer text."""
+    """Indexes, experts chosen on the host, and angles that the host computes anew for a longer text."""
     cases = (
         ("llama", {}, POLICY, True),
         ("llama", {}, "lychee_cluster:budget=64", False),
+        ("llama", {}, "quest:budget=64", False),
         ("mixtral", {}, POLICY, False),
         ("llama", {"rope_parameters": {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 1e4}}, POLICY, False),
     )

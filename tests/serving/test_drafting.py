@@ -83,7 +83,7 @@ def _speculative(**settings: Any) -> tuple[str, str]:
         (
             LOSSLESS,
             ("--max-num-seqs", "3"),
-            "0 or 1 or 3 or 7 tokens; vLLM captures as many lengths as rows: --max-num-seqs 4",
+            "needs --max-num-seqs 4 or more: vLLM captures one length (0, 1, 3, 7) for each number of rows",
         ),
         (LOSSLESS, ("--enable-lora",), "leave out --enable-lora"),
         (LOSSLESS, ("--enable-prompt-embeds",), "--enable-prompt-embeds"),

@@ -30,7 +30,8 @@ class RowSlots(Slots):
         self._past, self._clean, self.updates = ALL, ALL, Updates()
 
     def begin(self, past: int, clean: int) -> None:
-        self._past, self._clean = past, clean
+        # Prompts follow nothing: what one of them has taken back, a later call finds.
+        self._past, self._clean = min(self._past, past), clean
 
     def fix(self, seen: Callable[[], KVView], longest: int) -> None:
         """Move it to memory for rows of at most `longest` tokens, which it does not leave while they stay in order.

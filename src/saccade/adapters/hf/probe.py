@@ -205,7 +205,7 @@ class Probe:
         return results
 
     def _read_densely(self, walk: int) -> None:
-        """Dense logits behind what rows of so many steps measure; those of one step, where no error adds up, do."""
+        """Dense logits behind what rows of so many steps measure; those of one step serve for all: no error adds up."""
         asked = [one for one in self._walks if one.steps == walk]
         if all((one.text, one.kind, one.start + step) in self._dense for one in asked for step in one.measured):
             return
@@ -262,12 +262,12 @@ class Probe:
                 yield logits
 
     def _captured(self, rows: SharedRows) -> bool:
-        """Whether a device can take steps alone: no index of its own, no experts, no angles that grow with a text."""
+        """Whether a device can take steps alone: no index, no experts, no angles that grow, no weights elsewhere."""
         assert rows.plan is not None, "steps have one"
-        config = self._model.config
+        config, places = self._model.config.get_text_config(), getattr(self._model, "hf_device_map", {}).values()
         angles = str(getattr(config, "rope_parameters", None) or getattr(config, "rope_scaling", None))
-        asks = rows.plan.owns_index or expert_weights(self._model) or "dynamic" in angles or "longrope" in angles
-        return rows.ids.device.type == "cuda" and not asks
+        asks = expert_weights(self._model) or "dynamic" in angles or "longrope" in angles or len({*places}) > 1
+        return rows.ids.device.type == "cuda" and not (asks or rows.plan.owns_index or rows.plan.bounds_page)
 
     @torch.no_grad()
     def _separate_steps(self, policy: Policy, tokenizer: Any, walk: int) -> Iterator[tuple[list[Place], Tensor]]:

@@ -40,7 +40,7 @@ class Recorder:
     def record(self, call: Callable[[], Tensor]) -> tuple[Callable[[], None], Tensor]:
         """What runs a call again, and the tensor that it writes each time; nothing runs yet."""
         graph = torch.cuda.CUDAGraph()
-        # Other threads go on with calls of their own, which would end a capture that minded them.
+        # Calls of other threads, which go on, would make a capture in torch's global mode fail.
         with torch.cuda.graph(graph, stream=self._stream, capture_error_mode="thread_local"):
             output = call()
         return graph.replay, output

@@ -27,8 +27,8 @@ BY_CHANCE = "synthetic"
 def lengths(most: int) -> tuple[int, ...]:
     """How many tokens a row may draft before a dense pass, where that adapts: 0, 1, 3, 7 … up to the most.
 
-    With its certain token a row then verifies 1, 2, 4, 8 …, of which vLLM's sizes of graphs are multiples: of other
-    numbers it passes over graphs that it has.
+    With its certain token a row then verifies 1, 2, 4, 8 …, of which vLLM's sizes of graphs are multiples: with other
+    numbers it would not find graphs that exist.
     """
     return tuple(2**power - 1 for power in range((most + 1).bit_length()))
 
@@ -64,7 +64,7 @@ def reasons_against_drafts_of(plan: Plan, drafts: int) -> list[str]:
 def _unmet(vllm_config: Any, options: ServeOptions) -> Iterator[str]:
     model, parallel, scheduling = vllm_config.model_config, vllm_config.parallel_config, vllm_config.scheduler_config
     given = vllm_config.speculative_config
-    fixed = given is not None and getattr(given, BY_BATCH) is None
+    fixed = given is not None and given.method == "draft_model" and getattr(given, BY_BATCH) is None
     wanted = speculation(str(model.model), options.drafts, fixed=fixed)
     found, drafts = {name: getattr(given, name, None) for name in wanted}, wanted["num_speculative_tokens"]
     found |= {} if fixed else {BY_BATCH: [list(one) for one in found[BY_BATCH] or ()]}
@@ -80,8 +80,8 @@ def _unmet(vllm_config: Any, options: ServeOptions) -> Iterator[str]:
     if getattr(chosen, "adapts", False) == fixed or getattr(chosen, "rectifies", False):
         yield "needs vLLM's own scheduler: leave out --scheduler-cls" if fixed else f"needs --scheduler-cls {ADAPTIVE}"
     if not fixed and rows < len(wanted[BY_BATCH]):
-        needed = f"--max-num-seqs {len(wanted[BY_BATCH])} would do"
-        yield f"drafts {' or '.join(map(str, lengths(drafts)))} tokens; vLLM captures as many lengths as rows: {needed}"
+        captured = f"vLLM captures one length ({', '.join(map(str, lengths(drafts)))}) for each number of rows"
+        yield f"needs --max-num-seqs {len(wanted[BY_BATCH])} or more: {captured}"
     if gone := sorted({*mixed_kinds(model.hf_text_config, model.max_model_len)} - {FULL, SLIDING}):
         yield f"drafts tokens that may be rejected, and layers of type {', '.join(gone)} would not forget them"
     if model.uses_mrope or model.is_multimodal_model or model.enable_prompt_embeds:

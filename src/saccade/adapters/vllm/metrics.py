@@ -55,7 +55,7 @@ KINDS: dict[str, tuple[str, str, tuple[str, ...]]] = {
     "rectified_tokens": ("Counter", "Tokens that dense passes ran again", ()),
     "drafted_tokens": ("Counter", "Tokens drafted under the policy that a dense pass has verified", PLACED),
     "accepted_tokens": ("Counter", "Drafted tokens that the dense pass has kept", PLACED),
-    "cycles": ("Counter", "Steps behind which rows draft, by how many tokens each drafts", ("drafts",)),
+    "cycles": ("Counter", "Steps of drafts that adapt, by how many each row has, 0 included", ("drafts",)),
     "preemptions": ("Counter", "Requests that lost their cache and were computed anew, under a rectified policy", ()),
 }
 """What is exported: prometheus_client's class, the help text, the labels."""

@@ -100,7 +100,7 @@ class DraftLength:
         tokens = stands = 1.0
         share = 0.0
         for judged, stood in zip(self._judged[:length], self._stood[:length], strict=True):
-            # Little is known in favour of drafts; further than any was judged, one stands as the furthest that was.
+            # Doubt speaks for drafts. A place that was never judged gets the rate of the last one that was.
             share = (stood + 0.5) / (judged + 0.5) if judged > 0.5 else share
             stands *= share
             tokens += stands
