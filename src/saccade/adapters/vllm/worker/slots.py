@@ -73,7 +73,7 @@ class RequestSlots(Slots):
         super().__init__(plan, text, requests, index)
         self._phase, self._requests, self._view = phase, text, view
         self._free, self._warm, self._most = [*range(requests)], index is None, rows
-        self._placed, self._places = list[int](), torch.empty(0)
+        self._placed, self._places = list[int](), torch.empty(0, device="cpu")
 
     def begin(self, past: int, clean: int) -> None:
         """Nothing to forget: every step says what it writes."""
