@@ -70,7 +70,7 @@ def _speculative(**settings: Any) -> tuple[str, str]:
     [
         (LOSSLESS, _speculative(num_speculative_tokens=4), "needs --speculative-config"),
         (LOSSLESS, _speculative(rejection_sample_method="block"), "needs --speculative-config"),
-        (LOSSLESS, ("--speculative-config", '{"method": "ngram", "num_speculative_tokens": 8}'), json.dumps(FIXED)),
+        (LOSSLESS, ("--speculative-config", '{"method": "ngram", "num_speculative_tokens": 8}'), json.dumps(PROPER)),
         (LOSSLESS, ("--worker-cls", "vllm.v1.worker.cpu_worker.CPUWorker"), f"needs --worker-cls {WORKER}"),
         (LOSSLESS, ("--scheduler-cls", SCHEDULER), f"needs --scheduler-cls {ADAPTIVE}"),
         (LOSSLESS, ("--scheduler-cls", "vllm.v1.core.sched.scheduler.Scheduler"), f"needs --scheduler-cls {ADAPTIVE}"),
