@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Sequence
 from types import SimpleNamespace
 from typing import Any, cast
@@ -217,6 +218,22 @@ def test_a_graph_of_a_step_is_steps_in_a_row(spec: str, model: Any, monkeypatch:
             assert one[kind].divergence.tolist() == pytest.approx(other[kind].divergence.tolist(), abs=1e-4)
             assert one[kind].equal.tolist() == other[kind].equal.tolist()
     assert spec == "dense" or max(float(one.divergence.max()) for text in found for one in text.values()) > 0.01
+
+
+def test_rows_leave_once_half_of_a_batch_is_at_its_end() -> None:
+    """Step by step, from the definition; nobody leaves before its last step."""
+    chance = random.Random(0)
+    for _ in range(50):
+        last = [chance.randrange(8) for _ in range(chance.randrange(1, 9))]
+        walks = [probing.Walk(0, "natural", 0, 8, (0, end)) for end in last]
+        stretches = Probe._stretches(cast(Any, SimpleNamespace(_walks=walks)), [*range(len(walks))])
+        wanted, going, step = list[list[int]](), [*range(len(walks))], 0
+        while going:
+            wanted.append(going)
+            step += 1
+            still = [row for row in going if last[row] >= step]
+            going = still if 2 * len(still) <= len(going) else going
+        assert [going for going, steps in stretches for _ in steps] == wanted
 
 
 def test_what_a_graph_cannot_hold() -> None:
