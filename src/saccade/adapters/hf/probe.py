@@ -37,7 +37,7 @@ WALK, FINALISTS = 32, 4
 """Steps in a row by which the best of one step are compared: a clean cache hides errors that add up (`docs/log.md`)."""
 
 REPLAYED = 4
-"""Steps of one shape from which on a CUDA graph of them pays: one is run to compile, one to capture."""
+"""Steps of one shape from which on they are a CUDA graph: one is run to compile, and one more to capture."""
 
 Kind = Literal["natural", "repeat"]
 KINDS: tuple[Kind, ...] = ("natural", "repeat")
