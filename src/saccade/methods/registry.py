@@ -8,13 +8,19 @@ from importlib.metadata import entry_points
 from types import MappingProxyType
 
 from ..errors import PolicyError, meant
-from . import composed, dense, exact_topk, less_is_more, lychee_cluster, lychee_decode, quest, resa, streaming, tidal
+from . import (
+    composed, dense, exact_topk, less_is_more, lychee_cluster, lychee_decode, quest, resa, streaming, tidal,
+    token_clusters,
+)  # fmt: skip
 from .method import Method
 
 GROUP = "saccade.methods"
 """Entry points of other packages, each a `Method`; every process finds them, vLLM's workers among them."""
 
-_MODULES = dense, streaming, quest, tidal, less_is_more, lychee_decode, lychee_cluster, resa, exact_topk, composed
+_MODULES = (
+    dense, streaming, quest, tidal, less_is_more, lychee_decode, lychee_cluster, token_clusters, resa, exact_topk,
+    composed,
+)  # fmt: skip
 _METHODS: dict[str, Method] = {module.METHOD.name: module.METHOD for module in _MODULES}
 
 
