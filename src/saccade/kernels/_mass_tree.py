@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, fields, replace
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -16,12 +17,14 @@ class ChunkMeans:
         means, spreads: `[R, H, C, d]` in the cache's dtype and float32 `[R, H, C]`.
         edges: int32 `[R, C + 1]`, chunk i has logical positions `edges[i]..edges[i + 1]`.
         owners: int32 `[R, N]`, the chunk of each position.
+        counts: int32 `[R]`, chunks of a slot.
     """
 
     means: Tensor
     spreads: Tensor
     edges: Tensor
     owners: Tensor
+    counts: Tensor
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,3 +74,23 @@ class MassTree:
     def cluster_of(self, items: Tensor, labels: Tensor) -> Tensor:
         """Numbers int64 of the clusters of items that have these labels."""
         return labels.long() + torch.div(items, self.items, rounding_mode="floor") * self.clusters
+
+
+class MassSettings(NamedTuple):
+    """How clusters are scored.
+
+    Attributes:
+        width: tokens for which there are scores, a host bound on the rows' lengths.
+        sinks: first tokens, which are in no cluster.
+        scale: factor of q·k in the softmax.
+        spread: how many standard deviations above its mean a cluster's q·k is taken to be.
+        each: scores per query head instead of per KV head.
+        reach: with chunks, tokens that the kept clusters hold at least.
+    """
+
+    width: int
+    sinks: int
+    scale: float
+    spread: float
+    each: bool = False
+    reach: int = 0

@@ -2,100 +2,77 @@
 
 from __future__ import annotations
 
-import torch
 from torch import Tensor
 
 from saccade.errors import KernelError
 from saccade.kernels._checks import check_integers
 from saccade.kernels._dispatch import Implementation, choose
-from saccade.kernels._mass_tree import MassTree
+from saccade.kernels._mass_tree import MassSettings, MassTree
 from saccade.kernels._triton import refusals
-from saccade.kernels.cluster_mass import reference
+from saccade.kernels.cluster_mass import native, reference
 
 
 def cluster_mass(
-    products: Tensor,
     q: Tensor,
     tree: MassTree,
     slots: Tensor,
     seq_lens: Tensor,
+    settings: MassSettings,
     *,
-    width: int,
-    sinks: int,
-    scale: float,
-    spread: float,
-    each: bool = False,
-    chunk_products: Tensor | None = None,
-    reach: int = 0,
     implementation: Implementation = "auto",
 ) -> Tensor:
     """Scores of tokens: what share of attention the cluster, or the chunk, of each draws if its keys spread evenly.
 
-    For query head h and cluster j of n keys with mean m and spread s: `l = scale·(q·m + spread·|q|·s / √d) + ln n`, and
-    its share is softmax over j of l (`../shared/CLUSTER.md` of the project's plan, section 3). A KV head's score is the
-    sum over its query heads. First tokens and what is in no cluster yet score +inf, and so does all of a row of which
-    nothing is indexed.
+    For query head h and cluster j of n keys with mean m and spread s: `l = scale·(q·m + spread·|q|·s / √d) + ln n`, in
+    float32, and its share is the softmax over all clusters of l. A KV head's score is the sum over its query heads.
+    First tokens, and what is behind the last one that is in a cluster, score +inf.
 
-    With chunks, clusters are taken by score (ties: the lower) until they hold `reach` tokens; the score of a chunk in
-    them is the same formula of the chunk, with one more `spread`, as a share of what the clusters draw; of others -inf.
+    With chunks, clusters are taken by score (ties: the lower) until they hold `settings.reach` tokens. The score of a
+    chunk in these is the same formula of the chunk, with one more `spread`, as a share of what all clusters draw; of
+    others it is -inf.
 
     Args:
-        products: float32 `[B, Hq, U]`, q·m of the clusters; undefined of those behind a row's last one.
         q: `[B, Hq, d]`, Hq a multiple of the tree's heads.
         tree: the index, of R slots.
         slots: int32 `[B]`, the slot of the tree that a row searches.
         seq_lens: int32 `[B]`, tokens per row, the current one included.
-        width: tokens for which there are scores, a host bound on `seq_lens`.
-        sinks: first tokens, which are in no cluster.
-        scale: factor of q·k in the softmax.
-        spread: how many standard deviations above its mean a cluster's q·k is taken to be.
-        each: scores per query head instead of per KV head.
-        chunk_products: float32 `[B, Hq, C]`, likewise of the chunks; given if and only if the tree has some.
-        reach: tokens that the kept clusters hold at least.
-        implementation: "triton" needs CUDA tensors and a tree of single tokens. "auto" takes it where it can run, else
-            the reference.
+        settings: how they are scored.
+        implementation: "native" needs CPU tensors, means in float32 or bfloat16, a head dim that is a multiple of 16 up
+            to 256 and the library that the install builds where there is a C compiler; "triton" needs CUDA tensors and
+            a tree of single tokens. "auto" takes the first that can run of these, else the reference.
 
     Returns:
-        float32 `[B, H or Hq, width]`, undefined at and after `seq_lens[b]`.
+        float32 `[B, H or Hq, settings.width]`, undefined at and after `seq_lens[b]`.
 
     Raises:
         KernelError: shapes, dtypes or devices do not fit, or the requested implementation cannot run.
     """
-    _check(products, q, tree, slots, seq_lens, chunk_products)
+    _check(q, tree, slots, seq_lens)
     chosen = choose(
         "cluster_mass",
         implementation,
+        native=lambda: native.refusal(q, tree),
         triton=lambda: (
-            refusals.refusal(products, q, slots, seq_lens, tree.means)
-            or (None if tree.chunks is None else "its items are chunks")
+            refusals.refusal(q, slots, seq_lens, tree.means)
+            or (None if tree.chunks is None else "the tree's items are chunks")
         ),
     )
     if chosen == "triton":
         from saccade.kernels.cluster_mass import triton
 
-        return triton.cluster_mass(products, q, tree, slots, seq_lens, width, sinks, scale, spread, each)
-    return reference.cluster_mass(
-        products, q, tree, slots, seq_lens, width, sinks, scale, spread, each, chunk_products, reach
-    )
+        return triton.cluster_mass(q, tree, slots, seq_lens, settings)
+    run = native.cluster_mass if chosen == "native" else reference.cluster_mass
+    return run(q, tree, slots, seq_lens, settings)
 
 
-def _check(
-    products: Tensor, q: Tensor, tree: MassTree, slots: Tensor, seq_lens: Tensor, chunk_products: Tensor | None
-) -> None:
+def _check(q: Tensor, tree: MassTree, slots: Tensor, seq_lens: Tensor) -> None:
     check_integers("cluster_mass", seq_lens=seq_lens, slots=slots)
-    held, heads, count, head_dim = tree.means.shape
+    held, heads, _, head_dim = tree.means.shape
     batch = len(slots)
     if q.dim() != 3 or q.shape[0] != batch or q.shape[1] % heads or q.shape[2] != head_dim or seq_lens.shape != (batch,):
         raise KernelError(
             f"cluster_mass: q must be [{batch}, a multiple of {heads}, {head_dim}] and seq_lens [{batch}], "
             f"got {list(q.shape)} and {list(seq_lens.shape)}"
         )
-    if products.dtype != torch.float32 or products.shape != (batch, q.shape[1], count):
-        raise KernelError(
-            f"cluster_mass: products must be float32 [{batch}, {q.shape[1]}, {count}], "
-            f"got {products.dtype} {list(products.shape)}"
-        )
-    if (chunk_products is None) != (tree.chunks is None):
-        raise KernelError("cluster_mass: chunk_products must be given if and only if the tree has chunks")
     if slots.is_cpu and ((slots < 0) | (slots >= held)).any():
         raise KernelError(f"cluster_mass: slots must be 0 to {held - 1}, got {slots.tolist()}")

@@ -9,11 +9,10 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from ...kernels._mass_tree import MassTree
+from ...kernels._mass_tree import MassSettings, MassTree
 from ...kernels.chunk_keys.api import token_keys
 from ...kernels.cluster_mass.api import cluster_mass
-from ...kernels.dense_decode_scores.api import decode_scores
-from ...types import Intake, KVView, Rows
+from ...types import Intake, KVView
 from ..index import SlotSizes, Views
 from .mass_plant import PlantedMass, plant_mass
 from .runs import Runs, token_runs
@@ -190,24 +189,9 @@ class MassLayer:
 
     def scores(self, q: Tensor, kv: KVView, scale: float, *, each: bool) -> Tensor:
         """Of every token, float32 `[B, G, max_len]`, +inf of those that are always attended to."""
-        settings, tree, slots = self.owner.settings, self.tree, self.owner.placed
-        used = tree.ends.index_select(0, slots)
-        clusters = (used + (settings.cluster_size - 1)).div(settings.cluster_size, rounding_mode="floor")
-        count = tree.sizes.shape[2]
-        rows = Rows(slots[:, None], torch.zeros_like(slots), clusters.int(), count)
-        means = tree.means.transpose(1, 2)
-        return cluster_mass(
-            decode_scores(q, KVView(means, means, rows), pooling="each"),
-            q,
-            tree,
-            slots,
-            kv.rows.seq_lens,
-            width=kv.rows.max_len,
-            sinks=settings.sinks,
-            scale=scale,
-            spread=settings.spread,
-            each=each,
-        )
+        settings, rows = self.owner.settings, kv.rows
+        how = MassSettings(rows.max_len, settings.sinks, scale, settings.spread, each)
+        return cluster_mass(q, self.tree, self.owner.placed, rows.seq_lens, how)
 
     def heads(self, start: int, stop: int) -> MassLayer:
         if (start, stop) == (0, self.tree.sizes.shape[1]):

@@ -1,0 +1,136 @@
+"""Scores by attention mass on CUDA in two launches: logits of clusters with their sums in parts, then tokens."""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from saccade.kernels._mass_tree import MassSettings, MassTree
+from saccade.kernels._triton.operands import widened
+
+CLUSTERS = 64
+"""Clusters of a program, the least that occupies a tensor core's tile and all processors at a few thousand."""
+TOKENS = 1024
+"""Tokens of a program."""
+LEAST = 16
+"""Query heads of a tile: fewer do not fit a tensor core."""
+
+
+def cluster_mass(q: Tensor, tree: MassTree, slots: Tensor, seq_lens: Tensor, settings: MassSettings) -> Tensor:
+    (batch, query_heads, head_dim), (_, heads, count, _) = q.shape, tree.means.shape
+    group, width = query_heads // heads, settings.width
+    parts, pairs = triton.cdiv(count, CLUSTERS), batch * heads
+    logits = torch.empty((batch, query_heads, count), dtype=torch.float32, device=q.device)
+    totals = torch.empty((2, batch, query_heads, parts), dtype=torch.float32, device=q.device)
+    scores = torch.empty((batch, query_heads if settings.each else heads, width), dtype=torch.float32, device=q.device)
+    per_cluster = tree.items // tree.clusters
+    sizes, spreads, labels = tree.sizes, tree.spreads, tree.labels
+    tile = max(LEAST, triton.next_power_of_2(group))
+    with torch.cuda.device_of(q):
+        _logits[(pairs, parts)](
+            q, *q.stride(), tree.means, *tree.means.stride(), sizes, spreads, *sizes.stride(), tree.ends,
+            slots, logits, totals, count, heads, parts, batch * query_heads * parts, per_cluster, settings.scale,
+            settings.spread, GROUP=group, TILE=tile, DIM=head_dim, INNER=max(16, triton.next_power_of_2(head_dim)),
+            WIDE=widened(q, tree.means), BLOCK=CLUSTERS, num_warps=4,
+        )  # fmt: skip
+        _tokens[(pairs, triton.cdiv(width, TOKENS))](
+            logits, totals, labels, *labels.stride(), tree.ends, slots, seq_lens, scores, count, heads, parts,
+            batch * query_heads * parts, width, settings.sinks, tree.items, tree.clusters, labels.shape[2],
+            GROUP=group, EACH=settings.each, PARTS=triton.next_power_of_2(parts), BLOCK=TOKENS, num_warps=4,
+        )  # fmt: skip
+    return scores
+
+
+@triton.jit(do_not_specialize=["count", "heads", "parts", "plane"])
+def _logits(
+    q: tl.tensor, q_row: tl.tensor, q_head: tl.tensor, q_dim: tl.tensor, means: tl.tensor, m_slot: tl.tensor,
+    m_head: tl.tensor, m_place: tl.tensor, m_dim: tl.tensor, sizes: tl.tensor, spreads: tl.tensor, s_slot: tl.tensor,
+    s_head: tl.tensor, s_place: tl.tensor, ends: tl.tensor, slots: tl.tensor, logits: tl.tensor, totals: tl.tensor,
+    count: tl.tensor, heads: tl.tensor, parts: tl.tensor, plane: tl.tensor, per_cluster: tl.tensor, scale: tl.tensor,
+    spread: tl.tensor,
+    GROUP: tl.constexpr, TILE: tl.constexpr, DIM: tl.constexpr, INNER: tl.constexpr, WIDE: tl.constexpr, BLOCK: tl.constexpr,
+) -> None:  # fmt: skip
+    """Of a group's query heads and a part of the clusters, and the largest and the sum of exp of the part."""
+    pair, part = tl.program_id(0), tl.program_id(1)
+    row, head = pair // heads, pair % heads
+    slot = tl.load(slots + row).to(tl.int64)
+    used = (tl.load(ends + slot) + per_cluster - 1) // per_cluster
+    member, dims = tl.arange(0, TILE), tl.arange(0, INNER)
+    query = head * GROUP + member
+    whose = member < GROUP
+    out = totals + (row * heads * GROUP + query).to(tl.int64) * parts + part
+    if part * BLOCK >= used:
+        tl.store(out, float("-inf"), mask=whose)
+        tl.store(out + plane, 0.0, mask=whose)
+        return
+    places = part * BLOCK + tl.arange(0, BLOCK)
+    there = places < used
+    wide = dims < DIM
+    # [TILE, d] and [d, BLOCK]
+    asked = tl.load(
+        q + row.to(tl.int64) * q_row + query[:, None] * q_head + dims[None, :] * q_dim,
+        mask=whose[:, None] & wide[None, :], other=0.0,
+    )  # fmt: skip
+    mean = tl.load(
+        means + slot * m_slot + head.to(tl.int64) * m_head + places[None, :] * m_place + dims[:, None] * m_dim,
+        mask=there[None, :] & wide[:, None], other=0.0,
+    )  # fmt: skip
+    exact = asked.to(tl.float32)
+    norm = tl.sqrt_rn(tl.sum(exact * exact, axis=1) / DIM)
+    if WIDE:
+        products = tl.dot(exact, mean.to(tl.float32), input_precision="ieee")
+    else:
+        products = tl.dot(asked, mean)
+    inner = slot * s_slot + head.to(tl.int64) * s_head + places * s_place
+    size = tl.load(sizes + inner, mask=there, other=0)
+    far = tl.load(spreads + inner, mask=there, other=0.0)
+    found = scale * (products + spread * norm[:, None] * far[None, :]) + tl.log(tl.maximum(size, 1).to(tl.float32))
+    found = tl.where((size > 0)[None, :], found, float("-inf"))
+    target = logits + (row * heads * GROUP + query).to(tl.int64)[:, None] * count + places[None, :]
+    tl.store(target, found, mask=whose[:, None] & there[None, :])
+    most = tl.max(found, axis=1)
+    # A part without any cluster has nothing to be compared with.
+    total = tl.sum(tl.exp(found - tl.where(most == float("-inf"), 0.0, most)[:, None]), axis=1)
+    tl.store(out, most, mask=whose)
+    tl.store(out + plane, total, mask=whose)
+
+
+@triton.jit(do_not_specialize=["count", "heads", "parts", "plane", "width", "room"])
+def _tokens(
+    logits: tl.tensor, totals: tl.tensor, labels: tl.tensor, l_slot: tl.tensor, l_head: tl.tensor, l_place: tl.tensor,
+    ends: tl.tensor, slots: tl.tensor, seq_lens: tl.tensor, scores: tl.tensor, count: tl.tensor, heads: tl.tensor,
+    parts: tl.tensor, plane: tl.tensor, width: tl.tensor, sinks: tl.tensor, items: tl.tensor, clusters: tl.tensor,
+    room: tl.tensor,
+    GROUP: tl.constexpr, EACH: tl.constexpr, PARTS: tl.constexpr, BLOCK: tl.constexpr,
+) -> None:  # fmt: skip
+    """Each token has its cluster's share: of every query head, or summed over the group."""
+    pair, begin = tl.program_id(0), tl.program_id(1) * BLOCK
+    row, head = pair // heads, pair % heads
+    if begin >= tl.load(seq_lens + row):
+        return
+    slot = tl.load(slots + row).to(tl.int64)
+    end = tl.load(ends + slot)
+    position = begin + tl.arange(0, BLOCK)
+    inside = position < width
+    known = (position >= sinks) & (position < tl.minimum(end, room))
+    label = tl.load(labels + slot * l_slot + head.to(tl.int64) * l_head + position * l_place, mask=known, other=0)
+    place = label.to(tl.int32) + position // items * clusters
+    part = tl.arange(0, PARTS)
+    total = tl.zeros((BLOCK,), dtype=tl.float32)
+    for member in tl.static_range(GROUP):
+        query = (row * heads * GROUP + head * GROUP + member).to(tl.int64)
+        largest = tl.load(totals + query * parts + part, mask=part < parts, other=float("-inf"))
+        sums = tl.load(totals + plane + query * parts + part, mask=part < parts, other=0.0)
+        most = tl.max(largest, axis=0)
+        most = tl.where(most == float("-inf"), 0.0, most)
+        weight = tl.sum(sums * tl.exp(largest - most), axis=0)
+        share = tl.exp(tl.load(logits + query * count + place, mask=known, other=float("-inf")) - most)
+        share = tl.where(known, share / tl.maximum(weight, 1e-30), float("inf"))
+        if EACH:
+            tl.store(scores + query * width + position, share, mask=inside)
+        else:
+            total += share
+    if not EACH:
+        tl.store(scores + (row * heads + head).to(tl.int64) * width + position, total, mask=inside)
