@@ -53,7 +53,8 @@ COVERING = {
 }
 """Every method, so that it attends to everything."""
 
-POLICIES = [name for name in COVERING if name not in ("tidal, rectified", "lychee_decode", "lychee_cluster", "resa")]
+OWN_INDEX = ("lychee_cluster", "token_clusters")
+POLICIES = [name for name in COVERING if name not in ("tidal, rectified", "lychee_decode", "resa", *OWN_INDEX)]
 SPARSE = [name for name in POLICIES if name != "dense"]
 """Policies whose sets depend on one layer's queries and keys: `checking` recomputes them wherever they are chosen."""
 

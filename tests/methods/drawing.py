@@ -34,12 +34,24 @@ EACH: dict[str, st.SearchStrategy[Any]] = {
     "replant": st.integers(1, 256),
     "chunk_min": st.integers(1, 8),
     "chunk_max": st.integers(8, 16),
+    "form": st.just("paper"),
+    "chunking": st.sampled_from(["text", "fixed"]),
+    "pooling": st.sampled_from(["mean", "max"]),
+    "cluster_size": st.none() | st.integers(1, 8),
+    "group": st.sampled_from([128, 512, 8192]),
+    "spread": st.none(),
     "rectify": st.none() | st.builds(saccade.Rectify, st.integers(1, 64), st.sampled_from(["overwrite", "verify"])),
 }
 """Values of an option that fit whatever else is drawn here."""
 OWN: dict[str, dict[str, st.SearchStrategy[Any]]] = {
     "lychee_decode": {"page": st.just(1)},
     "lychee_cluster": {"budget": st.integers(1024, 2**20)},
+    "token_clusters": {
+        "budget": st.integers(1024, 2**20),
+        "buffer": st.none() | st.sampled_from([32, 64, 128]),
+        "cluster_size": st.sampled_from([4, 8, 16, 32]),
+        "spread": st.floats(0, 4),
+    },
     "resa": {"ratio": SHARES},
     "composed": {
         **dict.fromkeys(saccade.policies()["composed"].defaults, st.none()),

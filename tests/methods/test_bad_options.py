@@ -27,6 +27,9 @@ SMALLEST = [
     ({"name": "lychee_decode", "roles": "every:4", "page": 64}, 64),
     ({"name": "lychee_cluster"}, 48),
     ({"name": "lychee_cluster", "rectify": 32}, 80),
+    ({"name": "lychee_cluster", "form": "paper"}, 48),
+    ({"name": "token_clusters"}, 25),
+    ({"name": "token_clusters", "rectify": 32, "cluster_size": 16}, 65),
     ({"name": "composed", "scorer": "page_bounds"}, 16),
     ({"name": "composed", "rule": "rank_union"}, 6),
     ({"name": "composed", "scorer": "cluster"}, 48),
@@ -95,6 +98,14 @@ NOT_VALID = {
     "resa: page": [0],
     "exact_topk: rule": [None],
     "exact_topk: heads": ["all"],
+    "lychee_cluster: form": ["published", None],
+    "lychee_cluster: chunking": ["words"],
+    "lychee_cluster: cluster_size": [0, 9],
+    "lychee_cluster: spread": [-1, 4.5, math.nan],
+    "token_clusters: cluster_size": [2, 64, 8.5],
+    "token_clusters: group": [64, 16384],
+    "token_clusters: spread": [-0.1, 5, None],
+    "token_clusters: heads": ["all"],
     "composed: scorer": ["best"],
     "composed: page": [0],
     "composed: sinks": [-1],
@@ -230,7 +241,7 @@ def test_what_makes_no_sense_together(options: dict[str, Any], words: tuple[str,
     bad("policy composed: ", *words, name="composed", **options)
 
 
-@pytest.mark.parametrize("spec", ["lychee_cluster:pooling=max", "lychee_cluster:pack=whole", "quest:chunking=text"])
+@pytest.mark.parametrize("spec", ["lychee_cluster:coarse=cap64", "lychee_cluster:pack=whole", "quest:chunking=text"])
 def test_options_of_former_versions_are_unknown(spec: str) -> None:
     with pytest.raises(saccade.PolicyError, match="has no option"):
         saccade.Policy.from_spec(spec)

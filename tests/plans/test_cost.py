@@ -127,7 +127,10 @@ def test_the_ceilings_by_hand() -> None:
         "streaming:budget=2048": 2048 / 131_072,
         # 8 units of 64 clusters for every 128 chunks of 12 tokens: 683; of their clusters those with 4 * 1024 tokens:
         # 171; and half a group's keys once per 128 tokens: half a token each.
-        "lychee_cluster:budget=1024": 2 / 32 + 30 / 32 * (1024 + (683 + 171 + 768 / 128) / 2) / 131_072,
+        "lychee_cluster:budget=1024,form=paper": 2 / 32 + 30 / 32 * (1024 + (683 + 171 + 768 / 128) / 2) / 131_072,
+        # A mean for every chunk of 12 tokens, and for every 4 of these; a mean for every 8 tokens. No values.
+        "lychee_cluster:budget=1024": 2 / 32 + 30 / 32 * (1024 / 131_072 + 5 / 4 / 12 / 2),
+        "token_clusters:budget=1024": 2 / 32 + 30 / 32 * (1024 / 131_072 + 1 / 8 / 2),
         "resa": (32 * (1 / 16 + 1 / 10) + 1) / 33,
     }
     for spec, share in by_hand.items():
@@ -174,7 +177,7 @@ def test_the_index_that_is_counted_is_the_one_that_is_built() -> None:
 
 def test_rectification_adds_nothing_to_a_cluster_index() -> None:
     """Decoded tokens wait in the buffer until they are clean, so each is taken in once: 33 tokens of a cycle, once."""
-    plain, rectified = (llama(f"lychee_cluster:buffer=128{option}", 1) for option in ("", ",rectify=32"))
+    plain, rectified = (llama(f"lychee_cluster:form=paper,buffer=128{option}", 1) for option in ("", ",rectify=32"))
     upkeep = plain.index.written * 33
     per_cycle = (rectified.index.written + rectified.rectification.written - 32 / 33 * NEW) * 33
     assert per_cycle == pytest.approx(upkeep, rel=1e-9)

@@ -71,6 +71,12 @@ class MassTree:
             chunks=chunks,
         )
 
+    def used(self, slots: Tensor) -> Tensor:
+        """Places of clusters that may have tokens in these slots, int32 as they are."""
+        count = (self.ends if self.chunks is None else self.chunks.counts).index_select(0, slots)
+        per_cluster, rest = -(-self.items // self.clusters), count % self.items
+        return (count - rest) // self.items * self.clusters + (rest + (per_cluster - 1)) // per_cluster
+
     def cluster_of(self, items: Tensor, labels: Tensor) -> Tensor:
         """Numbers int64 of the clusters of items that have these labels."""
         return labels.long() + torch.div(items, self.items, rounding_mode="floor") * self.clusters

@@ -1,20 +1,27 @@
-"""LycheeCluster (Li et al., 2026, arXiv 2603.08453): chunks cut where the text breaks, found by bounds of clusters."""
+"""LycheeCluster (Li et al., 2026, arXiv 2603.08453): chunks cut where the text breaks, found through clusters."""
 
 from __future__ import annotations
 
-from typing import Annotated
+from collections.abc import Iterator
+from typing import Annotated, Any, Literal
+
+from pydantic import Field
 
 from ..plans.plan import Plan, dense_unless_told, layer_roles
+from ..selection.clusters.mass_selector import ChunkSelector
 from ..selection.clusters.selector import ClusterSelector
+from ..selection.selector import Selector
 from ..types import ModelShape
 from .method import Method
-from .options import AtLeastOne, Budget, FirstDense, Options, RectifyField, Sinks, moved
+from .options import AtLeastOne, Budget, FirstDense, Number, Options, RectifyField, Sinks, moved
 
 
 class LycheeClusterOptions(Options):
     """Options of `lychee_cluster`: budget 1024, chunks of 8 to 16 tokens (appendix A)."""
 
     budget: Budget = 1024
+    form: Literal["mass", "paper"] = "mass"
+    """mass: clusters and chunks are ranked by the attention that they should draw; paper: by the published bound"""
     sinks: Sinks = 16
     buffer: AtLeastOne | None = None
     """text is indexed in steps of so many tokens, all attended to before; not given: min(128, budget / 4) or less"""
@@ -24,13 +31,37 @@ class LycheeClusterOptions(Options):
     """fewest tokens of a chunk"""
     chunk_max: AtLeastOne = 16
     """most tokens of a chunk"""
+    chunking: Literal["text", "fixed"] = "text"
+    """text: cut where the text breaks; fixed: every chunk_max tokens"""
+    pooling: Literal["mean", "max"] = "mean"
+    """how a chunk's keys become one; max belongs to form=paper (table 3)"""
+    cluster_size: Annotated[AtLeastOne, Field(le=8)] | None = None
+    """chunks of a cluster, on average; not given: 4, or 2 of form=paper"""
+    spread: Annotated[float, Field(ge=0, le=4, allow_inf_nan=False), Number] | None = None
+    """form=mass: standard deviations above its mean that a cluster's q·k is taken to be, a chunk's one more; not
+    given: 2"""
     dense_layers: FirstDense = None
     rectify: RectifyField = None
 
     @property
-    def selector(self) -> ClusterSelector:
-        settings = self.model_dump(exclude={"dense_layers", "rectify"})
-        return ClusterSelector(**settings, every=0 if self.rectify is None else self.rectify.every)
+    def selector(self) -> Selector:
+        settings = self.model_dump(exclude={"form", "dense_layers", "rectify", "cluster_size", "spread"})
+        settings["every"] = 0 if self.rectify is None else self.rectify.every
+        if self.form == "paper":
+            return ClusterSelector(**settings, cluster_size=self.cluster_size or 2)
+        spread = 2.0 if self.spread is None else self.spread
+        return ChunkSelector(**settings, cluster_size=self.cluster_size or 4, spread=spread)
+
+    def model_post_init(self, context: Any, /) -> None:
+        """Refuse what only the other form has."""
+        for reason in self._reasons():
+            raise ValueError(reason)
+
+    def _reasons(self) -> Iterator[str]:
+        if self.form == "mass" and self.pooling != "mean":
+            yield f"pooling={self.pooling} belongs to form=paper: attention mass is estimated from means"
+        if self.form == "paper" and self.spread is not None:
+            yield f"spread={self.spread:g} belongs to form=mass, but the form is paper"
 
 
 def plan(options: LycheeClusterOptions, shape: ModelShape) -> Plan:

@@ -7,7 +7,7 @@ from typing import Annotated
 from pydantic import Field
 
 from ..plans.plan import Plan, dense_unless_told, layer_roles
-from ..selection.clusters.token_selector import TokenSelector
+from ..selection.clusters.mass_selector import TokenSelector
 from ..types import ModelShape
 from .method import Method
 from .options import AtLeastOne, Budget, FirstDense, Heads, Number, Options, RectifyField, Sinks

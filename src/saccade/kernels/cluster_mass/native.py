@@ -20,9 +20,7 @@ def refusal(q: Tensor, tree: MassTree) -> str | None:
 
 
 def cluster_mass(q: Tensor, tree: MassTree, slots: Tensor, seq_lens: Tensor, settings: MassSettings) -> Tensor:
-    ends = tree.ends.index_select(0, slots)
-    per_cluster = tree.items // tree.clusters
-    products = _products(q, tree.means, slots, (ends + (per_cluster - 1)).div(per_cluster, rounding_mode="floor"))
+    products = _products(q, tree.means, slots, tree.used(slots))
     chunks = None
     if tree.chunks is not None:
         chunks = _products(q, tree.chunks.means, slots, tree.chunks.counts.index_select(0, slots))
@@ -31,7 +29,7 @@ def cluster_mass(q: Tensor, tree: MassTree, slots: Tensor, seq_lens: Tensor, set
 
 def _products(q: Tensor, means: Tensor, slots: Tensor, counts: Tensor) -> Tensor:
     _, products = attention(
-        "cluster_mass", q, _view(means, slots, counts.int()), Softmax(1.0), pooling="each", attends=False
+        "cluster_mass", q, _view(means, slots, counts), Softmax(1.0), pooling="each", attends=False
     )
     assert products is not None, "they were asked for"
     return products
@@ -40,4 +38,4 @@ def _products(q: Tensor, means: Tensor, slots: Tensor, counts: Tensor) -> Tensor
 def _view(means: Tensor, slots: Tensor, counts: Tensor) -> KVView:
     """Means `[R, H, n, d]` as the keys of a cache of one page a slot."""
     keys = means.transpose(1, 2)
-    return KVView(keys, keys, Rows(slots[:, None], torch.zeros_like(slots), counts, means.shape[2]))
+    return KVView(keys, keys, Rows(slots[:, None], torch.zeros_like(slots), counts.int(), means.shape[2]))
