@@ -31,10 +31,12 @@ POLICIES = (
     "lychee_decode:rule=threshold,threshold=0.002,roles=layers:0+2+7",
     "lychee_cluster:budget=64",
     "lychee_cluster:budget=64,rectify=8",
+    "token_clusters:budget=96,group=256",
+    "token_clusters:budget=96,rectify=8,heads=query",
     "exact_topk:budget=48,rectify=5",
     "composed:scorer=page_bounds,page=16,budget=64,roles=every:3",
 )
-WALKED = (4, 6, 8, 10, 17)
+WALKED = (4, 6, 8, 10, 17, 19)
 EVERY_TIME = tuple(policy for place, policy in enumerate(POLICIES) if place not in WALKED)
 """By kind: a window, bounds of pages, a published set with every rule, a union, an index of its own; most rectified."""
 LENGTHS = (700, 130, 64, 1033)

@@ -9,9 +9,18 @@ from types import MappingProxyType
 
 from ..errors import PolicyError, meant
 from . import (
-    composed, dense, exact_topk, less_is_more, lychee_cluster, lychee_decode, quest, resa, streaming, tidal,
+    composed,
+    dense,
+    exact_topk,
+    less_is_more,
+    lychee_cluster,
+    lychee_decode,
+    quest,
+    resa,
+    streaming,
+    tidal,
     token_clusters,
-)  # fmt: skip
+)
 from .method import Method
 
 GROUP = "saccade.methods"

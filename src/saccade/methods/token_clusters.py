@@ -1,4 +1,4 @@
-"""Clusters of single tokens, ranked by attention mass: ours, of ClusterKV's unit (Liu et al., 2024, arXiv 2412.03213)."""
+"""Clusters of single tokens, ranked by attention mass: ours; the unit is ClusterKV's (Liu et al., arXiv 2412.03213)."""
 
 from __future__ import annotations
 

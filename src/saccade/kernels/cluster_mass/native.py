@@ -28,14 +28,12 @@ def cluster_mass(q: Tensor, tree: MassTree, slots: Tensor, seq_lens: Tensor, set
 
 
 def _products(q: Tensor, means: Tensor, slots: Tensor, counts: Tensor) -> Tensor:
-    _, products = attention(
-        "cluster_mass", q, _view(means, slots, counts), Softmax(1.0), pooling="each", attends=False
-    )
+    _, products = attention("cluster_mass", q, _view(means, slots, counts), Softmax(1.0), pooling="each", attends=False)
     assert products is not None, "they were asked for"
     return products
 
 
 def _view(means: Tensor, slots: Tensor, counts: Tensor) -> KVView:
-    """Means `[R, H, n, d]` as the keys of a cache of one page a slot."""
+    """Means `[R, H, n, d]` as the keys of a cache of one page a slot; an empty one has a place that counts nothing."""
     keys = means.transpose(1, 2)
-    return KVView(keys, keys, Rows(slots[:, None], torch.zeros_like(slots), counts.int(), means.shape[2]))
+    return KVView(keys, keys, Rows(slots[:, None], torch.zeros_like(slots), counts.int().clamp(min=1), means.shape[2]))

@@ -17,4 +17,5 @@ def cluster_mass(q: Tensor, tree: MassTree, slots: Tensor, seq_lens: Tensor, set
 def _products(q: Tensor, means: Tensor) -> Tensor:
     """q·m, float32 `[B, Hq, n]`, of `[B, Hq, d]` and `[B, H, n, d]`."""
     grouped = q.float().unflatten(1, (means.shape[1], -1))
-    return (grouped @ means.float().transpose(2, 3)).flatten(1, 2)
+    products: Tensor = grouped @ means.float().transpose(2, 3)
+    return products.flatten(1, 2)

@@ -43,7 +43,8 @@ def token_scores(
 
 def _logits(products: Tensor, deviation: Tensor, spreads: Tensor, scale: float) -> Tensor:
     """Of `[B, Hq, n]` products without their sizes, `[B, H, g, n]`."""
-    return scale * (products.unflatten(1, deviation.shape[1:]) + deviation[..., None] * spreads[:, :, None])
+    inside: Tensor = products.unflatten(1, deviation.shape[1:]) + deviation[..., None] * spreads[:, :, None]
+    return scale * inside
 
 
 def _pooled(shares: Tensor, each: bool) -> Tensor:

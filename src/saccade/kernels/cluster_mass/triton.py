@@ -50,7 +50,8 @@ def _logits(
     s_head: tl.tensor, s_place: tl.tensor, ends: tl.tensor, slots: tl.tensor, logits: tl.tensor, totals: tl.tensor,
     count: tl.tensor, heads: tl.tensor, parts: tl.tensor, plane: tl.tensor, per_cluster: tl.tensor, scale: tl.tensor,
     spread: tl.tensor,
-    GROUP: tl.constexpr, TILE: tl.constexpr, DIM: tl.constexpr, INNER: tl.constexpr, WIDE: tl.constexpr, BLOCK: tl.constexpr,
+    GROUP: tl.constexpr, TILE: tl.constexpr, DIM: tl.constexpr, INNER: tl.constexpr, WIDE: tl.constexpr,
+    BLOCK: tl.constexpr,
 ) -> None:  # fmt: skip
     """Of a group's query heads and a part of the clusters, and the largest and the sum of exp of the part."""
     pair, part = tl.program_id(0), tl.program_id(1)
@@ -79,10 +80,7 @@ def _logits(
     )  # fmt: skip
     exact = asked.to(tl.float32)
     norm = tl.sqrt_rn(tl.sum(exact * exact, axis=1) / DIM)
-    if WIDE:
-        products = tl.dot(exact, mean.to(tl.float32), input_precision="ieee")
-    else:
-        products = tl.dot(asked, mean)
+    products = tl.dot(exact, mean.to(tl.float32), input_precision="ieee") if WIDE else tl.dot(asked, mean)
     inner = slot * s_slot + head.to(tl.int64) * s_head + places * s_place
     size = tl.load(sizes + inner, mask=there, other=0)
     far = tl.load(spreads + inner, mask=there, other=0.0)

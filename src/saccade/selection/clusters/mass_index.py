@@ -204,7 +204,8 @@ class MassIndex:
         trees, settings, heads = self.trees, self.settings, self.trees.sizes.shape[2]
 
         def shaped(values: Tensor) -> Tensor:
-            return values.unflatten(0, (layers.stop - layers.start, -1, heads))
+            by_layer: Tensor = values.unflatten(0, (layers.stop - layers.start, -1, heads))
+            return by_layer
 
         # A block's clusters are numbered among those of its group.
         labels = shaped(planted.labels) + (runs.clusters % settings.clusters)[:, None, None]
@@ -220,9 +221,7 @@ class MassIndex:
         _put(trees.sizes[layers], shaped(planted.clusters.sizes), runs.slots, runs.clusters)
 
 
-def _put_means(
-    target: tuple[Tensor, Tensor], found: Means, layers: slice, slots: Tensor, start: Tensor
-) -> None:
+def _put_means(target: tuple[Tensor, Tensor], found: Means, layers: slice, slots: Tensor, start: Tensor) -> None:
     """Means and spreads of planted groups into those layers."""
     for held, values in zip(target, (found.means, found.spreads), strict=True):
         part = held[layers]

@@ -39,7 +39,7 @@ class Means:
 
 @dataclass(frozen=True, slots=True)
 class PlantedMass:
-    """What planting finds of P groups: the items' `labels` `[P, S]`, the `clusters`, the `chunks` if these are items."""
+    """What planting finds of P groups: `labels` of items `[P, S]`, `clusters`, and `chunks` if these are the items."""
 
     labels: Tensor
     clusters: Means

@@ -65,8 +65,8 @@ class TokenSelector(TokenSettings, MassSelector):
         return Bytes(read=length / self.cluster_size * cluster + length * _LABEL)
 
     def upkeep(self, length: int, appended: int, rewritten: int, head_dim: int, itemsize: float) -> Bytes:
-        """Blocks of 1, 2, 4 ... buffers end every 1st, 2nd, 4th ... time: as many tokens of each are planted."""
-        planted = appended * (self.group // self.capacity).bit_length()
+        """Every second block of 1, 2, 4 ... buffers is planted before it becomes a larger one, and every group."""
+        planted = appended * (1 + ((self.group // self.capacity).bit_length() - 1) / 2)
         cluster = (_node(head_dim, itemsize) + INTEGER_BYTES) / self.cluster_size
         return Bytes(planted * head_dim * itemsize, planted * (cluster + _LABEL))
 

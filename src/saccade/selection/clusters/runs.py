@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from itertools import groupby
 
 import torch
@@ -39,8 +39,13 @@ class Runs:
 
     def part(self, start: int, stop: int) -> Runs:
         """Some of them."""
-        values = {field.name: getattr(self, field.name) for field in fields(self)}
-        return Runs(**{name: None if value is None else value[start:stop] for name, value in values.items()})
+        some = slice(start, stop)
+        slots, first, clusters, begin, end, counts, made = (
+            one[some]
+            for one in (self.slots, self.first, self.clusters, self.begin, self.end, self.counts, self.made)
+        )
+        owners = None if self.owners is None else self.owners[some]
+        return Runs(self.on_host[some], slots, first, clusters, begin, end, counts, made, owners)
 
 
 def token_runs(settings: TokenSettings, new: Sequence[Intake], device: torch.device) -> Iterator[tuple[int, Runs]]:

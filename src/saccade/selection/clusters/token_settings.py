@@ -65,7 +65,12 @@ class TokenSettings:
 
     @property
     def items(self) -> int:
-        """Tokens of a group."""
+        """Tokens of a group are what is clustered."""
+        return self.group
+
+    @property
+    def tokens(self) -> int:
+        """The most tokens of a group."""
         return self.group
 
     @property
