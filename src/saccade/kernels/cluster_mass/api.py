@@ -38,8 +38,8 @@ def cluster_mass(
         seq_lens: int32 `[B]`, tokens per row, the current one included.
         settings: how they are scored.
         implementation: "native" needs CPU tensors, means in float32 or bfloat16, a head dim that is a multiple of 16 up
-            to 256 and the library that the install builds where there is a C compiler; "triton" needs CUDA tensors and
-            a tree of single tokens. "auto" takes the first that can run of these, else the reference.
+            to 256 and the library that the install builds where there is a C compiler; "triton" needs CUDA
+            tensors. "auto" takes the first that can run of these, else the reference.
 
     Returns:
         float32 `[B, H or Hq, settings.width]`, undefined at and after `seq_lens[b]`.
@@ -52,10 +52,7 @@ def cluster_mass(
         "cluster_mass",
         implementation,
         native=lambda: native.refusal(q, tree),
-        triton=lambda: (
-            refusals.refusal(q, slots, seq_lens, tree.means)
-            or (None if tree.chunks is None else "the tree's items are chunks")
-        ),
+        triton=lambda: refusals.refusal(q, slots, seq_lens, tree.means),
     )
     if chosen == "triton":
         from saccade.kernels.cluster_mass import triton
