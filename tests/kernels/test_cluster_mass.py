@@ -12,50 +12,37 @@ import torch
 
 from saccade.errors import KernelError
 from saccade.kernels._dispatch import Implementation
-from saccade.kernels._mass_tree import ChunkMeans, MassSettings, MassTree
+from saccade.kernels._mass_tree import MassSettings, MassTree
 from saccade.kernels.cluster_mass.api import cluster_mass
 
-HEADS, GROUP, DIM, ITEMS, CLUSTERS, GROUPS = 2, 3, 16, 32, 8, 5
-SINKS, SCALE, REACH = 5, 0.4, 60
+HEADS, GROUP, DIM, TOKENS, SETS, GROUPS = 2, 3, 16, 32, 8, 5
+SINKS, SCALE = 5, 0.4
 ENDS = (150, 0, 96)
-"""Of three slots, one of which is empty; four tokens or chunks to a cluster."""
+"""Of three slots, one of which is empty; four tokens to a set."""
 ROWS = torch.tensor([2, 0, 1, 0], dtype=torch.int32)
 LENGTHS = torch.tensor([120, 170, 40, 151], dtype=torch.int32)
 
 
-def some_tree(seed: int = 0, dtype: torch.dtype = torch.float32, *, chunks: bool = False) -> MassTree:
-    """Labels of clusters that there are; what is in no cluster is NaN, as memory may be."""
+def some_tree(seed: int = 0, dtype: torch.dtype = torch.float32, *, grouped: bool = True) -> MassTree:
+    """Labels of sets that there are, in groups or of the whole row; what is in no set is NaN, as memory may be."""
     draw = torch.Generator().manual_seed(seed)
-    slots, places, room = len(ENDS), GROUPS * CLUSTERS, GROUPS * ITEMS
-
-    def floats(*sizes: int) -> torch.Tensor:
-        return torch.randn(slots, HEADS, *sizes, generator=draw)
-
-    sizes = torch.randint(1, 9, (slots, HEADS, places), generator=draw, dtype=torch.int32)
-    labels = torch.randint(0, CLUSTERS, (slots, HEADS, room), generator=draw, dtype=torch.int16)
-    means, spreads = floats(places, DIM), floats(places).abs()
-    counts = [end // 3 if chunks else end for end in ENDS]
-    for slot, count in enumerate(counts):
-        full, rest = divmod(count, ITEMS)
-        used = full * CLUSTERS + -(-rest // 4)
-        sizes[slot, :, used:] = 0
-        for values in (means, spreads):
-            values[slot, :, used:] = math.nan
-        labels[slot, :, full * ITEMS : count] %= max(-(-rest // 4), 1)
-        labels[slot, :, count:] = 32767
-    held = None
-    if chunks:
-        widths = torch.randint(1, 6, (slots, room), generator=draw)
-        edges = torch.nn.functional.pad(widths.cumsum(1), (1, 0)).int() + SINKS
-        owners = torch.stack([torch.bucketize(torch.arange(200), row[1:], right=True) for row in edges]).int()
-        chunk_means, chunk_spreads = floats(room, DIM).to(dtype), floats(room).abs()
-        held = ChunkMeans(chunk_means, chunk_spreads, edges, owners, torch.tensor(counts, dtype=torch.int32))
-        ends = [int(row[count]) if count else 0 for row, count in zip(edges, counts, strict=True)]
-    else:
-        ends = [*ENDS]
-    return MassTree(
-        means.to(dtype), spreads, sizes, labels, torch.tensor(ends, dtype=torch.int32), ITEMS, CLUSTERS, held
-    )
+    shape = len(ENDS), HEADS, GROUPS * SETS
+    means, spreads = torch.randn(*shape, DIM, generator=draw), torch.rand(*shape, generator=draw)
+    sizes = torch.randint(1, 9, shape, generator=draw, dtype=torch.int32)
+    sizes[:, :, 3] = 0
+    used = [-(-end // 4) for end in ENDS]
+    for slot, count in enumerate(used):
+        sizes[slot, :, count:] = 0
+    for values in (means, spreads):
+        values[sizes == 0] = math.nan
+    place = torch.arange(GROUPS * TOKENS).div(TOKENS, rounding_mode="floor") * SETS
+    numbers = torch.arange(GROUPS * TOKENS) % TOKENS // 4
+    labels = torch.where(numbers == 3, 4, numbers).expand(*shape[:2], -1)
+    if not grouped:
+        labels = (labels + place)[:, :1].expand(-1, HEADS, -1)
+    labels = labels.to(torch.int16 if grouped else torch.int32)
+    told = (torch.tensor(numbers, dtype=torch.int32) for numbers in (ENDS, used))
+    return MassTree(means.to(dtype), spreads, sizes, labels, *told, TOKENS, SETS if grouped else 0)
 
 
 def queries(dtype: torch.dtype = torch.float32) -> torch.Tensor:
@@ -63,74 +50,33 @@ def queries(dtype: torch.dtype = torch.float32) -> torch.Tensor:
 
 
 def settings(**changes: Any) -> MassSettings:
-    return MassSettings(**{"width": 171, "sinks": SINKS, "scale": SCALE, "spread": 1.5, "reach": REACH, **changes})
+    return MassSettings(**{"width": 171, "sinks": SINKS, "scale": SCALE, "spread": 1.5, **changes})
 
 
 def slow(q: torch.Tensor, tree: MassTree, how: MassSettings) -> np.ndarray:
-    """One query head, cluster and token at a time; infinite where it is so by rule, NaN behind the row."""
+    """One query head, set and token at a time; NaN behind the row."""
     found = np.full((4, HEADS, GROUP, how.width), np.nan)
     for row, slot in enumerate(ROWS.tolist()):
-        end, count = int(tree.ends[slot]), int((tree.ends if tree.chunks is None else tree.chunks.counts)[slot])
-        for head in range(HEADS):
-            labels = tree.labels[slot, head].tolist()
-            cluster_of = [place // ITEMS * CLUSTERS + labels[place] for place in range(count)]
-            sizes = tree.sizes[slot, head].tolist()
-            present = [place for place, size in enumerate(sizes) if size]
-            asked = q[row].double().numpy()[head * GROUP : (head + 1) * GROUP]
-
-            def logit(query: np.ndarray, mean: Any, far: Any, size: int, more: float) -> float:
-                norm = math.sqrt(float((query**2).sum()) / DIM)
-                near = float(query @ mean.double().numpy())
-                return how.scale * (near + more * norm * float(far)) + math.log(size)
-
-            logits = {
-                place: [
-                    logit(
-                        query, tree.means[slot, head, place], tree.spreads[slot, head, place], sizes[place], how.spread
-                    )
-                    for query in asked
-                ]
-                for place in present
-            }
-            totals = [math.log(sum(math.exp(one[member]) for one in logits.values()) or 1) for member in range(GROUP)]
-            shares = {
-                place: [math.exp(one - t) for one, t in zip(each, totals, strict=True)]
-                for place, each in logits.items()
-            }
+        end = ENDS[slot]
+        for head, member in np.ndindex(HEADS, GROUP):
+            query = q[row, head * GROUP + member].double().numpy()
+            weights = {}
+            for place, size in enumerate(tree.sizes[slot, head].tolist()):
+                if size:
+                    near = float(query @ tree.means[slot, head, place].double().numpy())
+                    far = float(tree.spreads[slot, head, place]) * math.sqrt(float(query @ query) / DIM)
+                    weights[place] = size * math.exp(how.scale * (near + how.spread * far))
             for position in range(int(LENGTHS[row])):
                 if position < SINKS or position >= end:
-                    found[row, head, :, position] = math.inf
-                elif tree.chunks is None:
-                    found[row, head, :, position] = shares[cluster_of[position]]
+                    found[row, head, member, position] = math.inf
                 else:
-                    chunk, held = int(tree.chunks.owners[slot, position]), tree.chunks
-                    size = int(held.edges[slot, chunk + 1] - held.edges[slot, chunk])
-                    for member in range(GROUP):
-                        ranks = (
-                            [sum(each) for each in shares.values()]
-                            if not how.each
-                            else [each[member] for each in shares.values()]
-                        )
-                        order = sorted(range(len(present)), key=lambda at: (-ranks[at], at))
-                        kept, reached = set(), 0
-                        for at in order:
-                            if reached < REACH:
-                                kept.add(present[at])
-                                reached += sizes[present[at]]
-                        one = logit(
-                            asked[member],
-                            held.means[slot, head, chunk],
-                            held.spreads[slot, head, chunk],
-                            size,
-                            how.spread + 1,
-                        )
-                        value = math.exp(one - totals[member]) if cluster_of[chunk] in kept else -math.inf
-                        found[row, head, member, position] = value
+                    place = int(tree.labels[slot, head, position]) + position // TOKENS * tree.sets
+                    found[row, head, member, position] = weights[place] / sum(weights.values())
     return found.reshape(4, HEADS * GROUP, -1) if how.each else found.sum(2)
 
 
 def expect_mass(q: torch.Tensor, tree: MassTree, how: MassSettings, implementation: Implementation) -> None:
-    """Within what float32 sums of products of this size may lose: |l| is below 40, so exp loses 40 roundings of it."""
+    """Within what float32 loses: |l| is below 40, so exp makes 40 relative errors of each of a product's roundings."""
     scores = cluster_mass(q, tree, ROWS, LENGTHS, how, implementation=implementation)
     expected = slow(q, tree, how)
     for row, length in enumerate(LENGTHS.tolist()):
@@ -142,15 +88,15 @@ def expect_mass(q: torch.Tensor, tree: MassTree, how: MassSettings, implementati
 
 
 @pytest.mark.parametrize("each", [False, True], ids=["kv", "query"])
-@pytest.mark.parametrize("chunks", [False, True], ids=["tokens", "chunks"])
+@pytest.mark.parametrize("grouped", [True, False], ids=["groups", "row"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["fp32", "bf16"])
 @pytest.mark.parametrize("implementation", ["reference", "native"])
-def test_against_loops(implementation: Implementation, dtype: torch.dtype, chunks: bool, each: bool) -> None:
-    expect_mass(queries(dtype), some_tree(dtype=dtype, chunks=chunks), settings(each=each), implementation)
+def test_against_loops(implementation: Implementation, dtype: torch.dtype, grouped: bool, each: bool) -> None:
+    expect_mass(queries(dtype), some_tree(dtype=dtype, grouped=grouped), settings(each=each), implementation)
 
 
 def test_some_heads_of_a_tree() -> None:
-    q, tree = queries(), some_tree(1, chunks=True)
+    q, tree = queries(), some_tree(1)
     whole = cluster_mass(q, tree, ROWS, LENGTHS, settings())
     part = cluster_mass(q[:, GROUP:], tree.heads(1, 2), ROWS, LENGTHS, settings())
     for row, length in enumerate(LENGTHS.tolist()):

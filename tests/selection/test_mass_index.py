@@ -20,7 +20,7 @@ from saccade.types import Intake, KVView, ModelShape, Rows
 SHAPE = ModelShape(layers=4, query_heads=6, kv_heads=2, head_dim=16)
 LAYERS, SCALE = (2, 3), 0.3
 LENGTH = 900
-LEVELS = [5, 4, 3, 2, 1, 0, 0, 0, 0, 0]
+LEVELS = [4, 4, 3, 2, 1, 0, 0, 0, 0, 0]
 """Delimiter levels of a vocabulary of ten: half of it delimits."""
 TOKENS = "token_clusters:budget=96,group=256,buffer=16"
 CHUNKS = "lychee_cluster:budget=96,replant=16,buffer=16"
@@ -80,36 +80,20 @@ def filled(ranked: Sequence[Sequence[int]], always: set[int], budget: int) -> li
 
 
 def expected(decoder: Decoder, length: int, head: int, each: int | None = None) -> list[int]:
-    """The set of a KV head, or of one of its query heads, over the clusters that the index has made."""
+    """The set of a KV head, or of one of its query heads, over the clusters or chunks that the index has made."""
     tree, budget, settings = decoder.index.layers[3].tree, decoder.selector.budget, decoder.selector
     keys = decoder.keys[1, :, head].double().numpy()
     asked = decoder.q[0, 3 * head : 3 * head + 3].double().numpy()
-    mine = slice(None) if each is None else slice(each, each + 1)
     end, labels = int(tree.ends[0]), tree.labels[0, head].tolist()
-    edges = [*range(16, end + 1)]
-    if tree.chunks is not None:
-        edges = tree.chunks.edges[0, : int(tree.chunks.counts[0]) + 1].tolist()
-    items = [[*range(*pair)] for pair in pairwise(edges)]
-    first = 0 if tree.chunks is not None else 16
-    clusters: dict[int, list[list[int]]] = {}
-    for number, item in enumerate(items, first):
-        clusters.setdefault(number // tree.items * tree.clusters + labels[number], []).append(item)
-    tokens = {number: [t for item in held for t in item] for number, held in clusters.items()}
-    numbers = sorted(tokens)
-    logits = np.stack([logit(asked, keys[tokens[number]], settings.spread) for number in numbers], 1)
-    total = np.log(np.exp(logits).sum(1, keepdims=True))
-    scores = np.exp(logits - total)[mine].sum(0)
+    sets: dict[int, list[int]] = {}
+    for position in range(16, end):
+        sets.setdefault(position // tree.tokens * tree.sets + labels[position], []).append(position)
+    numbers = sorted(sets)
+    logits = np.stack([logit(asked, keys[sets[number]], settings.spread) for number in numbers], 1)
+    shares = np.exp(logits) / np.exp(logits).sum(1, keepdims=True)
+    scores = shares[slice(None) if each is None else slice(each, each + 1)].sum(0)
     order = [numbers[place] for place in np.argsort(-scores, kind="stable")]
-    always = {*range(16), *range(end, length)}
-    if tree.chunks is None:
-        return filled([tokens[number] for number in order], always, budget)
-    kept, reached = [], 0
-    for number in order:
-        if reached < 4 * budget:
-            kept += clusters[number]
-            reached += len(tokens[number])
-    drawn = [float(np.exp(logit(asked, keys[item], settings.spread + 1) - total[:, 0]).sum()) for item in kept]
-    return filled([kept[place] for place in np.argsort([-one for one in drawn], kind="stable")], always, budget)
+    return filled([sets[number] for number in order], {*range(16), *range(end, length)}, budget)
 
 
 @pytest.mark.parametrize("length", [97, 300, 899])
@@ -127,20 +111,28 @@ def test_a_set_of_each_query_head() -> None:
     assert decoder.sets(899) == [expected(decoder, 899, head, each) for head in range(2) for each in range(3)]
 
 
-@pytest.mark.parametrize("spec", [TOKENS, CHUNKS])
-def test_clusters_hold_every_item_once_and_are_of_the_wanted_number(spec: str) -> None:
-    decoder = Decoder(spec)
+def test_clusters_hold_every_token_once_and_are_of_the_wanted_number() -> None:
+    decoder = Decoder(TOKENS)
     decoder.take_in(899)
     tree = decoder.index.layers[3].tree
-    end, sizes = int(tree.ends[0]), tree.sizes[0]
-    assert end == 896 if tree.chunks is None else 896 - 16 < end <= 896
-    assert sizes.sum(1).tolist() == [end - 16] * 2
-    if tree.chunks is None:
-        # Blocks of 256, 256, 256 and 128 tokens; 16 sinks are in none.
-        assert [int((row > 0).sum()) for row in sizes] == [(256 - 16) // 8 + 32 + 32 + 16] * 2
-    else:
-        full, rest = divmod(int(tree.chunks.counts[0]), 16)
-        assert [int((row > 0).sum()) for row in sizes] == [full * 4 + -(-rest // 4)] * 2
+    assert int(tree.ends[0]) == 896 and tree.sizes[0].sum(1).tolist() == [896 - 16] * 2
+    # Blocks of 256, 256, 256 and 128 tokens; 16 sinks are in none.
+    assert [int((row > 0).sum()) for row in tree.sizes[0]] == [(256 - 16) // 8 + 32 + 32 + 16] * 2
+
+
+def test_chunks_are_those_of_the_text() -> None:
+    """The strongest delimiter of a window of 8 to 16 tokens ends a chunk, among equals the latest."""
+    decoder = Decoder(CHUNKS)
+    decoder.take_in(899)
+    tree, levels = decoder.index.layers[3].tree, [LEVELS[token] or 6 for token in decoder.ids[0].tolist()]
+    edges = [16]
+    while edges[-1] + 16 <= 896:
+        start = edges[-1]
+        edges.append(start + min(range(8, 17), key=lambda size: (levels[start + size - 1], -size)))
+    owners = [number for number, (start, stop) in enumerate(pairwise(edges)) for _ in range(start, stop)]
+    assert int(tree.ends[0]) == edges[-1] and int(tree.used[0]) == len(edges) - 1
+    assert tree.labels[0, :, 16 : edges[-1]].tolist() == [owners] * 2
+    assert tree.sizes[0, :, : len(edges) - 1].tolist() == [[stop - start for start, stop in pairwise(edges)]] * 2
 
 
 @pytest.mark.parametrize("spec", [TOKENS, CHUNKS])
@@ -151,12 +143,12 @@ def test_how_the_tokens_came_changes_nothing(spec: str, ways: tuple[int, ...]) -
     for length in ways:
         parts.take_in(length)
     assert parts.sets(899) == whole.sets(899)
-    for name in ("means", "spreads", "sizes", "labels"):
-        one, other = (getattr(decoder.index.layers[3].tree, name) for decoder in (whole, parts))
-        width = min(one.shape[2], other.shape[2])
-        held = whole.index.layers[3].tree.sizes[..., :width] > 0
-        if name != "labels":
-            assert torch.equal(one[:, :, :width][held], other[:, :, :width][held]), name
+    one, other = (decoder.index.layers[3].tree for decoder in (whole, parts))
+    used = int(one.used[0])
+    assert used == int(other.used[0])
+    held = one.sizes[:, :, :used] > 0
+    for name in ("means", "spreads", "sizes"):
+        assert torch.equal(*(getattr(tree, name)[:, :, :used][held] for tree in (one, other))), name
 
 
 @pytest.mark.parametrize("spec", [TOKENS, CHUNKS])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Annotated, Any, Literal
 
 from pydantic import Field
@@ -21,7 +20,7 @@ class LycheeClusterOptions(Options):
 
     budget: Budget = 1024
     form: Literal["mass", "paper"] = "mass"
-    """mass: clusters and chunks are ranked by the attention that they should draw; paper: by the published bound"""
+    """mass: chunks are ranked by the attention that they should draw; paper: clusters by the published bound"""
     sinks: Sinks = 16
     buffer: AtLeastOne | None = None
     """text is indexed in steps of so many tokens, all attended to before; not given: min(128, budget / 4) or less"""
@@ -36,32 +35,26 @@ class LycheeClusterOptions(Options):
     pooling: Literal["mean", "max"] = "mean"
     """how a chunk's keys become one; max belongs to form=paper (table 3)"""
     cluster_size: Annotated[AtLeastOne, Field(le=8)] | None = None
-    """chunks of a cluster, on average; not given: 4, or 2 of form=paper"""
+    """form=paper: chunks of a cluster, on average (appendix E); not given: 2"""
     spread: Annotated[float, Field(ge=0, le=4, allow_inf_nan=False), Number] | None = None
-    """form=mass: standard deviations above its mean that a cluster's q·k is taken to be, a chunk's one more; not
-    given: 2"""
+    """form=mass: standard deviations above its mean that a chunk's q·k is taken to be; not given: 3"""
     dense_layers: FirstDense = None
     rectify: RectifyField = None
 
     @property
     def selector(self) -> Selector:
-        settings = self.model_dump(exclude={"form", "dense_layers", "rectify", "cluster_size", "spread"})
+        settings = self.model_dump(exclude={"form", "dense_layers", "rectify"}, exclude_none=True)
         settings["every"] = 0 if self.rectify is None else self.rectify.every
-        if self.form == "paper":
-            return ClusterSelector(**settings, cluster_size=self.cluster_size or 2)
-        spread = 2.0 if self.spread is None else self.spread
-        return ChunkSelector(**settings, cluster_size=self.cluster_size or 4, spread=spread)
+        return ClusterSelector(**settings) if self.form == "paper" else ChunkSelector(**settings)
 
     def model_post_init(self, context: Any, /) -> None:
         """Refuse what only the other form has."""
-        for reason in self._reasons():
-            raise ValueError(reason)
-
-    def _reasons(self) -> Iterator[str]:
         if self.form == "mass" and self.pooling != "mean":
-            yield f"pooling={self.pooling} belongs to form=paper: attention mass is estimated from means"
+            raise ValueError(f"pooling={self.pooling} belongs to form=paper: attention mass is estimated from means")
+        if self.form == "mass" and self.cluster_size is not None:
+            raise ValueError(f"cluster_size={self.cluster_size} belongs to form=paper: form=mass ranks single chunks")
         if self.form == "paper" and self.spread is not None:
-            yield f"spread={self.spread:g} belongs to form=mass, but the form is paper"
+            raise ValueError(f"spread={self.spread:g} belongs to form=mass, but the form is paper")
 
 
 def plan(options: LycheeClusterOptions, shape: ModelShape) -> Plan:

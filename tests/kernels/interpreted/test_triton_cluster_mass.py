@@ -10,16 +10,15 @@ from saccade.kernels.cluster_mass import triton as kernels
 
 
 @pytest.mark.parametrize("each", [False, True], ids=["kv", "query"])
-@pytest.mark.parametrize("chunks", [False, True], ids=["tokens", "chunks"])
+@pytest.mark.parametrize("grouped", [True, False], ids=["groups", "row"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=["fp32", "fp16"])
-@pytest.mark.parametrize(("clusters", "tokens"), [(16, 32), (64, 1024)], ids=["many programs", "few"])
+@pytest.mark.parametrize(("sets", "tokens"), [(16, 32), (64, 1024)], ids=["many programs", "few"])
 def test_against_loops(
-    clusters: int, tokens: int, dtype: torch.dtype, chunks: bool, each: bool, monkeypatch: pytest.MonkeyPatch
+    sets: int, tokens: int, dtype: torch.dtype, grouped: bool, each: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(kernels, "CLUSTERS", clusters)
+    monkeypatch.setattr(kernels, "SETS", sets)
     monkeypatch.setattr(kernels, "TOKENS", tokens)
-    monkeypatch.setattr(kernels, "KEPT", clusters)
-    expect_mass(queries(dtype), some_tree(dtype=dtype, chunks=chunks), settings(each=each), "triton")
+    expect_mass(queries(dtype), some_tree(dtype=dtype, grouped=grouped), settings(each=each), "triton")
 
 
 def test_operands_of_two_types() -> None:

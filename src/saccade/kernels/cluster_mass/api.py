@@ -1,4 +1,4 @@
-"""The attention mass that clusters of keys are expected to draw, as scores of their tokens."""
+"""The attention mass that sets of keys are expected to draw, as scores of their tokens."""
 
 from __future__ import annotations
 
@@ -21,15 +21,11 @@ def cluster_mass(
     *,
     implementation: Implementation = "auto",
 ) -> Tensor:
-    """Scores of tokens: what share of attention the cluster, or the chunk, of each draws if its keys spread evenly.
+    """Scores of tokens: what share of attention the set of each draws if its keys spread evenly.
 
-    For query head h and cluster j of n keys with mean m and spread s: `l = scale·(q·m + spread·|q|·s / √d) + ln n`, in
-    float32, and its share is the softmax over all clusters of l. A KV head's score is the sum over its query heads.
-    First tokens, and what is behind the last one that is in a cluster, score +inf.
-
-    With chunks, clusters are taken by score (ties: the lower) until they hold `settings.reach` tokens. The score of a
-    chunk in these is the same formula of the chunk, with one more `spread`, as a share of what all clusters draw; of
-    others it is -inf.
+    For query head h and set j of n keys with mean m and spread s: `l = scale·(q·m + spread·|q|·s / √d) + ln n`, in
+    float32, and its share is the softmax over all sets of l. A KV head's score is the sum over its query heads. First
+    tokens, and what is behind the last one that is in a set, score +inf.
 
     Args:
         q: `[B, Hq, d]`, Hq a multiple of the tree's heads.
@@ -59,7 +55,7 @@ def cluster_mass(
 
         return triton.cluster_mass(q, tree, slots, seq_lens, settings)
     run = native.cluster_mass if chosen == "native" else reference.cluster_mass
-    return run(q, tree, slots, seq_lens, settings)
+    return run(q, tree, slots, settings)
 
 
 def _check(q: Tensor, tree: MassTree, slots: Tensor, seq_lens: Tensor) -> None:

@@ -15,25 +15,16 @@ def refusal(q: Tensor, tree: MassTree) -> str | None:
     """Why the library cannot take this call, or None."""
     if not q.is_cpu:
         return f"q is on {q.device}"
-    slots = torch.zeros(q.shape[0], dtype=torch.int32, device="cpu")
-    return native_refusal(q, _view(tree.means, slots, slots))
+    return native_refusal(q, _view(tree, torch.zeros(q.shape[0], dtype=torch.int32, device="cpu")))
 
 
-def cluster_mass(q: Tensor, tree: MassTree, slots: Tensor, seq_lens: Tensor, settings: MassSettings) -> Tensor:
-    products = _products(q, tree.means, slots, tree.used(slots))
-    chunks = None
-    if tree.chunks is not None:
-        chunks = _products(q, tree.chunks.means, slots, tree.chunks.counts.index_select(0, slots))
-    return token_scores(products, chunks, q, tree, slots, settings)
-
-
-def _products(q: Tensor, means: Tensor, slots: Tensor, counts: Tensor) -> Tensor:
-    _, products = attention("cluster_mass", q, _view(means, slots, counts), Softmax(1.0), pooling="each", attends=False)
+def cluster_mass(q: Tensor, tree: MassTree, slots: Tensor, settings: MassSettings) -> Tensor:
+    _, products = attention("cluster_mass", q, _view(tree, slots), Softmax(1.0), pooling="each", attends=False)
     assert products is not None, "they were asked for"
-    return products
+    return token_scores(products, q, tree, slots, settings)
 
 
-def _view(means: Tensor, slots: Tensor, counts: Tensor) -> KVView:
-    """Means `[R, H, n, d]` as the keys of a cache of one page a slot; an empty one has a place that counts nothing."""
-    keys = means.transpose(1, 2)
-    return KVView(keys, keys, Rows(slots[:, None], torch.zeros_like(slots), counts.int().clamp(min=1), means.shape[2]))
+def _view(tree: MassTree, slots: Tensor) -> KVView:
+    """Means as the keys of a cache of one page a slot; an empty one has a place that counts nothing."""
+    keys, counts = tree.means.transpose(1, 2), tree.used.index_select(0, slots).clamp(min=1)
+    return KVView(keys, keys, Rows(slots[:, None], torch.zeros_like(slots), counts, keys.shape[1]))

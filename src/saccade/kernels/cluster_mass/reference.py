@@ -1,4 +1,4 @@
-"""Scores by attention mass in plain torch: fixed shapes, no host synchronisation."""
+"""Scores by attention mass in plain torch, for any device."""
 
 from __future__ import annotations
 
@@ -8,14 +8,7 @@ from saccade.kernels._mass_tree import MassSettings, MassTree
 from saccade.kernels.cluster_mass.shares import token_scores
 
 
-def cluster_mass(q: Tensor, tree: MassTree, slots: Tensor, seq_lens: Tensor, settings: MassSettings) -> Tensor:
-    places = slots.long()
-    chunks = None if tree.chunks is None else _products(q, tree.chunks.means.index_select(0, places))
-    return token_scores(_products(q, tree.means.index_select(0, places)), chunks, q, tree, slots, settings)
-
-
-def _products(q: Tensor, means: Tensor) -> Tensor:
-    """q·m, float32 `[B, Hq, n]`, of `[B, Hq, d]` and `[B, H, n, d]`."""
-    grouped = q.float().unflatten(1, (means.shape[1], -1))
-    products: Tensor = grouped @ means.float().transpose(2, 3)
-    return products.flatten(1, 2)
+def cluster_mass(q: Tensor, tree: MassTree, slots: Tensor, settings: MassSettings) -> Tensor:
+    means = tree.means.index_select(0, slots.long()).float()
+    products = q.float().unflatten(1, (means.shape[1], -1)) @ means.transpose(2, 3)
+    return token_scores(products.flatten(1, 2), q, tree, slots, settings)

@@ -1,4 +1,4 @@
-"""Planting groups of items for attention mass: which are alike, and what the keys of those are on average."""
+"""Sets of tokens for attention mass: which tokens are alike, and what the keys of a set are on average."""
 
 from __future__ import annotations
 
@@ -9,6 +9,9 @@ from torch import Tensor
 
 from ...kernels._kmeans import member_sums, within
 from ...kernels.spherical_kmeans.api import spherical_kmeans
+
+ITERATIONS = 4
+"""Of k-means: more change nothing that was measured."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,33 +40,15 @@ class Means:
         return cls(means, (squares[..., 0] / there).sqrt(), sizes)
 
 
-@dataclass(frozen=True, slots=True)
-class PlantedMass:
-    """What planting finds of P groups: `labels` of items `[P, S]`, `clusters`, and `chunks` if these are the items."""
+def alike(tokens: Tensor, counts: Tensor, clusters: int, made: Tensor) -> Tensor:
+    """Labels int64 `[P, W]` of the first `counts` `[P]` of float32 `[P, W, d]`, in `made` `[P]` of `clusters`.
 
-    labels: Tensor
-    clusters: Means
-    chunks: Means | None
-
-
-def plant_mass(
-    tokens: Tensor, owners: Tensor | None, items: int, counts: Tensor, clusters: int, made: Tensor, iterations: int
-) -> PlantedMass:
-    """Cluster the first `counts` `[P]` of S `items` into the first `made` `[P]` of `clusters`.
-
-    Keys `tokens` are float32 `[P, W, d]`; `owners` int64 `[P, W]` are the chunks of the tokens, S of one in none, where
-    items are chunks. Items are compared by direction from the group's mean: what all keys have in common moves no
-    softmax, and would make all of them alike.
+    Keys are compared by direction from their mean: what all have in common moves no softmax, and would make all alike.
     """
-    chunks = None if owners is None else Means.of(tokens, owners, items)
-    vectors = tokens if chunks is None else chunks.means
-    present = within(counts, items)[..., None]
-    center = (vectors * present).sum(1, keepdim=True) / counts.clamp(min=1)[:, None, None]
-    away = torch.where(present, vectors - center, 0.0)
+    present = within(counts, tokens.shape[1])[..., None]
+    center = (tokens * present).sum(1, keepdim=True) / counts.clamp(min=1)[:, None, None]
+    away = torch.where(present, tokens - center, 0.0)
     lengths = torch.linalg.vector_norm(away, dim=-1, keepdim=True)
     away = away / torch.where(lengths > 0, lengths, 1.0)
-    labels, _ = spherical_kmeans(away, clusters, counts=counts, cluster_counts=made, iterations=iterations)
-    of_tokens = labels
-    if owners is not None:
-        of_tokens = torch.nn.functional.pad(labels, (0, 1), value=clusters).gather(1, owners)
-    return PlantedMass(labels, Means.of(tokens, of_tokens, clusters), chunks)
+    labels, _ = spherical_kmeans(away, clusters, counts=counts, cluster_counts=made, iterations=ITERATIONS)
+    return labels

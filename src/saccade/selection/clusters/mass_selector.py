@@ -25,7 +25,7 @@ def _node(head_dim: int, itemsize: float) -> float:
 
 
 class MassSelector(Selector):
-    """Sinks, the tokens of the best items, those that are in none yet, and the current one: always a whole budget."""
+    """Sinks, the tokens of the best sets, those that are in none yet, and the current one: always a whole budget."""
 
     __slots__ = ()
     budget: int
@@ -42,7 +42,7 @@ class MassSelector(Selector):
 
 @dataclass(frozen=True)
 class TokenSelector(TokenSettings, MassSelector):
-    """Tokens are items: all of a cluster have its score."""
+    """Sets are clusters of tokens."""
 
     heads: HeadGrouping = "kv"
 
@@ -73,7 +73,7 @@ class TokenSelector(TokenSettings, MassSelector):
 
 @dataclass(frozen=True)
 class ChunkSelector(ClusterSettings, MassSelector):
-    """Chunks are items: their clusters say which of them are looked at."""
+    """Sets are chunks."""
 
     @property
     def reads_text(self) -> bool:
@@ -92,18 +92,17 @@ class ChunkSelector(ClusterSettings, MassSelector):
         return ClusterTraffic(self, self.budget).chunk
 
     def scores(self, length: int, group: int) -> Bytes:
-        """Of clusters and chunks per query head, and of tokens per set."""
-        chunks = length / self._chunk
-        stored = (chunks * (1 + 1 / self.cluster_size) * group + length) * SCORE_BYTES
+        """Of chunks per query head, and of tokens per set."""
+        stored = (length / self._chunk * group + length) * SCORE_BYTES
         return Bytes(stored, stored)
 
     def search(self, length: int, head_dim: int, itemsize: float) -> Bytes:
-        """Means of clusters and of chunks with a spread and an integer each, and every token's chunk."""
-        chunks, node = length / self._chunk, _node(head_dim, itemsize) + INTEGER_BYTES
-        return Bytes(read=chunks * (1 + 1 / self.cluster_size) * node + length * INTEGER_BYTES)
+        """Means with a spread and a size each, and every token's chunk."""
+        chunk = _node(head_dim, itemsize) + INTEGER_BYTES
+        return Bytes(read=length / self._chunk * chunk + length * INTEGER_BYTES)
 
     def upkeep(self, length: int, appended: int, rewritten: int, head_dim: int, itemsize: float) -> Bytes:
-        """What a full buffer costs, shared: the last group's keys read and, half full, planted anew."""
+        """What a full buffer costs, shared: the last group's keys read and, half full, its means written."""
         half = self.replant / 2
-        read, written = half * self._chunk * head_dim * itemsize, half * (_node(head_dim, itemsize) + _LABEL)
-        return Bytes(read, written * (1 + 1 / self.cluster_size)).times(appended / self.capacity)
+        read, written = half * self._chunk * head_dim * itemsize, half * (_node(head_dim, itemsize) + INTEGER_BYTES)
+        return Bytes(read, written).times(appended / self.capacity)

@@ -1,4 +1,4 @@
-"""Groups of items that are planted together for attention mass: where they lie, the same in every layer."""
+"""Groups of tokens whose sets are made together: where they lie, the same in every layer."""
 
 from __future__ import annotations
 
@@ -17,35 +17,32 @@ from .token_settings import TokenSettings
 
 @dataclass(frozen=True, slots=True)
 class Runs:
-    """n groups of as many places for items.
+    """n groups.
 
     Attributes:
         on_host: the slot of each.
-        slots, first, clusters: int64 `[n]`, the slots, and the places of the first item and of the first cluster.
-        begin, end: int64 `[n]`, logical positions of the items' tokens.
-        counts, made: int64 `[n]`, items and clusters of each.
-        owners: int64 `[n, W]`, the chunk of each of W tokens, where items are chunks; the number of places of none.
+        slots, place: int64 `[n]`, the slots, and the place of the first set.
+        start, begin, end: int64 `[n]`, where the group starts, and logical positions of its tokens: sinks are none.
+        made: int64 `[n]`, sets of each.
+        owners: int64 `[n, W]`, the chunk of each of W tokens, where sets are chunks; the number of places of none.
     """
 
     on_host: Sequence[int]
     slots: Tensor
-    first: Tensor
-    clusters: Tensor
+    place: Tensor
+    start: Tensor
     begin: Tensor
     end: Tensor
-    counts: Tensor
     made: Tensor
     owners: Tensor | None = None
 
-    def part(self, start: int, stop: int) -> Runs:
+    def part(self, first: int, stop: int) -> Runs:
         """Some of them."""
-        some = slice(start, stop)
-        slots, first, clusters, begin, end, counts, made = (
-            one[some]
-            for one in (self.slots, self.first, self.clusters, self.begin, self.end, self.counts, self.made)
+        slots, place, start, begin, end, made = (
+            held[first:stop] for held in (self.slots, self.place, self.start, self.begin, self.end, self.made)
         )
-        owners = None if self.owners is None else self.owners[some]
-        return Runs(self.on_host[some], slots, first, clusters, begin, end, counts, made, owners)
+        owners = None if self.owners is None else self.owners[first:stop]
+        return Runs(self.on_host[first:stop], slots, place, start, begin, end, made, owners)
 
 
 def token_runs(settings: TokenSettings, new: Sequence[Intake], device: torch.device) -> Iterator[tuple[int, Runs]]:
@@ -54,10 +51,9 @@ def token_runs(settings: TokenSettings, new: Sequence[Intake], device: torch.dev
     for size, some in groupby(sorted(blocks), lambda block: block[0]):
         told = []
         for _, start, slot in some:
-            # Sinks are in no cluster.
-            count = size - min(max(settings.sinks - start, 0), size)
-            place, made = start // settings.cluster_size, -(-count // settings.cluster_size)
-            told.append((slot, start, place, start + size - count, start + size, count, made))
+            begin = min(max(settings.sinks, start), start + size)
+            made = -(-(start + size - begin) // settings.cluster_size)
+            told.append((slot, start // settings.cluster_size, start, begin, start + size, made))
         columns = torch.tensor(told, dtype=torch.int64, device="cpu").to(device, non_blocking=True).unbind(1)
         yield size, Runs([row[0] for row in told], *columns)
 
@@ -70,19 +66,16 @@ def chunk_runs(settings: ClusterSettings, table: ChunkTable, new: Sequence[Intak
     first, counts = table.counted(slots, kept) // size, table.counts.index_select(0, slots).long()
     number = max(map(settings.touched, new))
     if slots.is_cpu:
-        # Reading them costs nothing here, and groups of nothing would be planted else.
+        # Reading them costs nothing here, and groups of nothing would be looked at else.
         number = max(int(((counts - 1).clamp(min=0) // size - first).max()) + 1, 1)
     number = min(number, held)
-    # Beginning earlier plants the same once more.
+    # Beginning earlier makes the same once more.
     numbers = (first.clamp(max=held - number)[:, None] + torch.arange(number, device=device)).flatten()
     slots, counts = slots.repeat_interleave(number), counts.repeat_interleave(number)
     chunk = torch.minimum(numbers[:, None] * size + torch.arange(size + 1, device=device), counts[:, None])
     edges = table.edges.index_select(0, slots).gather(1, chunk).long()
     begin, end = edges[:, 0].contiguous(), edges[:, -1].contiguous()
-    position = begin[:, None] + torch.arange(size * settings.chunk_max, device=device)
-    owners = torch.searchsorted(edges[:, 1:].contiguous(), position, right=True)
-    counts = (counts - numbers * size).clamp(0, size)
-    return Runs(
-        [one.slot for one in new for _ in range(number)], slots, numbers * size, numbers * settings.clusters, begin,
-        end, counts, -(-counts // settings.cluster_size), owners.where(position < end[:, None], size),
-    )  # fmt: skip
+    position = begin[:, None] + torch.arange(settings.tokens, device=device)
+    owners = torch.searchsorted(edges[:, 1:].contiguous(), position, right=True).where(position < end[:, None], size)
+    on_host = [one.slot for one in new for _ in range(number)]
+    return Runs(on_host, slots, numbers * size, begin, begin, end, counts, owners)

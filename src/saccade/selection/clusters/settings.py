@@ -32,8 +32,7 @@ class ClusterSettings:
         pooling: how a chunk's keys become one.
         cluster_size: chunks per fine cluster, on average at the build.
         every: tokens between rectifications, which are in no chunk meanwhile; 0: none.
-        spread: of an index of attention mass, how many standard deviations above its mean a cluster's q·k is taken to
-            be; a chunk's one more.
+        spread: of an index of attention mass, how many standard deviations above its mean a chunk's q·k is taken to be.
 
     Raises:
         PolicyError: a budget that cannot hold what is always attended to and a chunk.
@@ -49,7 +48,7 @@ class ClusterSettings:
     pooling: ChunkPooling = "mean"
     cluster_size: int = 2
     every: int = 0
-    spread: float = 2.0
+    spread: float = 3.0
 
     def __post_init__(self) -> None:
         if self.chunk_max < self.chunk_min:
@@ -83,7 +82,7 @@ class ClusterSettings:
         return -(-self.cuts.decided(new.kept, new.stop) // self.replant) + 1
 
     @property
-    def items(self) -> int:
+    def sets(self) -> int:
         """Chunks of a group."""
         return self.replant
 
@@ -91,11 +90,6 @@ class ClusterSettings:
     def tokens(self) -> int:
         """The most tokens of a group."""
         return self.replant * self.chunk_max
-
-    @property
-    def reach(self) -> int:
-        """Tokens that the clusters hold among whose chunks a search chooses."""
-        return 4 * self.budget
 
     @property
     def clusters(self) -> int:

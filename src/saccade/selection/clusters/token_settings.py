@@ -64,24 +64,14 @@ class TokenSettings:
         return max(1 << max(most, 1).bit_length() - 1, self.cluster_size)
 
     @property
-    def items(self) -> int:
-        """Tokens of a group are what is clustered."""
-        return self.group
-
-    @property
     def tokens(self) -> int:
         """The most tokens of a group."""
         return self.group
 
     @property
-    def clusters(self) -> int:
+    def sets(self) -> int:
         """Clusters of a group."""
         return self.group // self.cluster_size
-
-    @property
-    def reach(self) -> int:
-        """Tokens are chosen by their cluster alone."""
-        return 0
 
     def groups(self, length: int) -> int:
         """Room for the groups of a row of `length` tokens."""
