@@ -16,7 +16,7 @@ PICTURE = "gates.svg"
 def gates(
     model: Model = None,
     variants: Annotated[
-        str, words("NAME,NAME", "letter, loss, share, multiplier: HardKuma gates; direct. In this order.")
+        str, words("NAME,NAME", "letter, loss, share, multiplier, code: HardKuma gates; direct. In this order.")
     ] = "letter,loss,direct,share,multiplier",
     target_heads: Annotated[int, count("KV heads that may read everything, those of layer 0 among them.")] = 16,
     seeds: Annotated[int, count("Runs of every variant.", maximum=100)] = 3,
@@ -126,5 +126,6 @@ def roles(
     write_json(file, results, indent=None)
     told = [f"answers: {file}", *_drawn(results, file.with_suffix(".svg"))]
     if any(run["variant"] == DIRECT for run in results["runs"]):
-        told.append(f"stands for HardKuma: {CHOICE.chosen(results)}")
+        stands = CHOICE.chosen(results) or f"none, no seeds open {results['target']} gates within {CHOICE.near:g}"
+        told.append(f"stands for HardKuma: {stands}")
     show(answer_table(results), *told)

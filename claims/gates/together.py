@@ -16,11 +16,12 @@ import torch
 
 from saccade.calibrate.gates import DirectGates, Gates
 from saccade.calibrate.target import TRAINING, Target, TargetSettings
-from saccade.calibrate.training import Training
+from saccade.calibrate.training import HeadTraining, Training
 from saccade.cli.terminal import quiet_libraries
 from saccade.errors import SaccadeError
 
 from .hardkuma import HardKuma
+from .published import CODE, PublishedKuma, PublishedTraining
 from .remembering import RememberedProblems, RememberingMixture
 from .scaled import ScaledTraining
 from .variants import DIRECT, VARIANTS
@@ -55,19 +56,22 @@ class Part:
         """Where a training keeps its log and its checkpoint."""
         return self.settings.output_dir / "training" / f"{variant}-{self.seed}"
 
-    def trainings(self, target: Target, model: Any, problems: RememberedProblems) -> list[ScaledTraining]:
+    def trainings(self, target: Target, model: Any, problems: RememberedProblems) -> list[HeadTraining]:
         """One of each variant, as far as it has come."""
         about = {name: target.about()[name] for name in ("model", "weights", "task", "texts_of", "seed", "dtype")}
         about |= {"lengths": list(self.lengths), "asked": self.asked}
         training = Training(self.target, self.steps, self.rate, self.kept, self.seed, self.every)
-        made = []
+        shape = len(target.subject.shape.full_layers) - 1, target.subject.shape.kv_heads
+        made = list[HeadTraining]()
         for name in self.variants:
-            shape = len(target.subject.shape.full_layers) - 1, target.subject.shape.kv_heads
+            given = model, problems, training, self.folder(name), about
+            if name == CODE:
+                made.append(PublishedTraining(*given, PublishedKuma(shape, model.device, self.seed)))
+                continue
             gates: Gates = (
                 DirectGates(shape, model.device) if name == DIRECT else HardKuma(shape, model.device, self.seed)
             )
-            scale = VARIANTS[name].scale
-            made.append(ScaledTraining(model, problems, training, self.folder(name), about, gates, scale))
+            made.append(ScaledTraining(*given, gates, VARIANTS[name].scale))
         return made
 
 
