@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from saccade.cli.group import INTERRUPTED
-from saccade.cli.options import Device, Dtype, Model, Seed, count, number, words
+from saccade.cli.options import Device, Dtype, Model, Seed, count, flag, number, words
 
 PICTURE = "gates.svg"
 
@@ -26,7 +26,12 @@ def gates(
     lengths: Annotated[str, words("N,N", "Shortest and longest text of training, in tokens.")] = "1024,10240",
     asked: Annotated[int, count("Questions per training text.", maximum=64)] = 10,
     every: Annotated[int, count("Steps between two records.")] = 20,
-    task: Annotated[str, words("NAME", "How facts are stated; see `saccade tune --task`.")] = "kv",
+    task: Annotated[
+        str, words("NAME", "How facts are stated, or a file; see `saccade calibrate heads --task`.")
+    ] = "kv",
+    drop_known: Annotated[
+        bool, flag("--drop-known", "Of a task file, leave out questions that are answered without their text.")
+    ] = False,
     together: Annotated[int, count("Variants of a seed that one process trains, whose texts are read once.")] = 3,
     workers: Annotated[int, count("Processes at a time. 0: three a CUDA device, on a CPU one.", 0)] = 0,
     minutes: Annotated[
@@ -62,7 +67,7 @@ def gates(
     common = TargetSettings(model, task, max(span), 1, output_dir, None, device, dtype, seed, 1)
     trial = Trial.check(
         TrialSettings(
-            common, variants, target_heads, seeds, steps, rate, kept, span, asked, every, together,
+            common, variants, target_heads, seeds, steps, rate, kept, span, asked, every, drop_known, together,
             workers, minutes,
         )
     )  # fmt: skip

@@ -50,6 +50,7 @@ class Part:
     lengths: tuple[int, int]
     asked: int
     every: int
+    drop_known: bool
     until: float | None
 
     def folder(self, variant: str) -> Path:
@@ -58,8 +59,7 @@ class Part:
 
     def trainings(self, target: Target, model: Any, problems: RememberedProblems) -> list[HeadTraining]:
         """One of each variant, as far as it has come."""
-        about = {name: target.about()[name] for name in ("model", "weights", "task", "texts_of", "seed", "dtype")}
-        about |= {"lengths": list(self.lengths), "asked": self.asked}
+        about = target.training_about() | {"lengths": list(self.lengths), "asked": self.asked}
         training = Training(self.target, self.steps, self.rate, self.kept, self.seed, self.every)
         shape = len(target.subject.shape.full_layers) - 1, target.subject.shape.kv_heads
         made = list[HeadTraining]()
@@ -82,10 +82,12 @@ def train(part: Part, after_block: Callable[[], None] = lambda: None) -> None:
         SaccadeError: what `Target.check` and `HeadTraining` refuse.
     """
     target = Target.check(part.settings)
+    model = target.subject.load()
+    if part.drop_known:
+        target = target.without_known(model)
     problems = RememberedProblems(
         target.draw(TRAINING + part.seed, part.asked, part.lengths, part.steps, together=True)
     )
-    model = target.subject.load()
     trainings = part.trainings(target, model, problems)
     mixture = RememberingMixture(model, part.kept, frugal=model.device.type == "cpu")
     try:
