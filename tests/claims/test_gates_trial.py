@@ -33,6 +33,7 @@ from claims.judging.study import Study
 from claims.judging.verdicts import judge
 from commands import LAYERS, Fails, Invoke, invoker, told
 from saccade.calibrate import corpus as corpus_module
+from saccade.calibrate.target import Target
 from saccade.errors import SaccadeError
 from saccade.types import ModelShape
 from walking import walk
@@ -171,6 +172,22 @@ def test_what_was_cut_off_is_readable_and_goes_on(
     assert invoke(*train).exit_code == 0
     (whole,) = (run for run in read(trained)["runs"] if (run["variant"], run["seed"]) == ("share", 0))
     assert read(tmp_path)["runs"] == [whole]
+
+
+def test_questions_that_need_no_text_are_left_out_of_a_file_alone(
+    invoke: Invoke, model_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And the trial's file says so."""
+    left: list[Target] = []
+    monkeypatch.setattr(Target, "without_known", lambda target, _: left.append(target) or target)
+    (tmp_path / "task.jsonl").write_text('{"context": "Text. " , "question": "What?", "answer": "one"}')
+    train = ("gates", "--model", model_folder, *SMALL, "--variants", "letter", "--seeds", "1", "--steps", "1")
+    made = invoke(*train, "--drop-known", "--output-dir", tmp_path / "made")
+    assert made.exit_code == 2 and "--drop-known is not valid with --task kv" in made.output
+    file = (*train, "--task", tmp_path / "task.jsonl", "--output-dir", tmp_path)
+    assert invoke(*file, "--drop-known").exit_code == 0
+    assert len(left) == 1 and read(tmp_path)["drop_known"] is True
+    assert "drop_known True, not None" in invoke(*file, "--variants", "share").output
 
 
 def test_files_that_hold_no_gates_of_the_model_are_refused(fails: Fails, model_folder: Path, tmp_path: Path) -> None:
