@@ -416,10 +416,8 @@ def test_heads_by_score(folder: Path, task: Path, tmp_path: Path) -> None:
 def test_random_roles_are_as_many_as_wanted_and_differ_by_seed(folder: Path, task: Path, tmp_path: Path) -> None:
     lists = set()
     for seed in range(2):
-        settings = head_settings(
-            folder, tmp_path / str(seed), methods="random", seed=seed, task=str(task), budgets="16"
-        )
-        results = HeadSearch.check(settings).run(nothing)
+        own: dict[str, Any] = {"methods": "random", "seed": seed, "task": str(task), "budgets": "16"}
+        results = HeadSearch.check(head_settings(folder, tmp_path / str(seed), **own)).run(nothing)
         lists.add(results["chosen"])
         assert {row["heads"] for row in results["rows"]} == {8}
     assert len(lists) == 2

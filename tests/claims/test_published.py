@@ -106,8 +106,7 @@ def test_the_loss_is_the_mean_square_of_last_hidden_states_of_all_tokens(model: 
 
 
 def test_the_learning_rate_rises_and_falls(model: Any, tmp_path: Path) -> None:
-    made = training(model, tmp_path / "ten", replace(SHORT, steps=10))
-    found = []
+    made, found = training(model, tmp_path / "ten", replace(SHORT, steps=10)), list[float]()
     for made.step in range(10):
         found.append(made.rate() / SHORT.rate)
     assert found == pytest.approx([0.5, *[1.0] * 8, 0.5])
