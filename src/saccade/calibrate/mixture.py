@@ -153,7 +153,12 @@ class Mixture:
             return Text(layers, cache, Snapshot.of(cache, self._shape.full_layers)) if self._mixed else Text(layers)
 
     def logits(self, text: Text, tokens: Tensor, places: Tensor, gates: Tensor | None) -> Tensor:
-        """Logits `[N, V]`, float32, behind places (int64 `[N]`) of tokens (int64 `[n]`) that follow what `read` gave.
+        """Logits `[N, V]`, float32, behind places (int64 `[N]`) of tokens that follow a text; see `follow`."""
+        logits: Tensor = self.follow(text, tokens, gates, logits_to_keep=places).logits[0]
+        return logits.float()
+
+    def follow(self, text: Text, tokens: Tensor, gates: Tensor | None, **asked: Any) -> Any:
+        """What the model gives for tokens (int64 `[n]`) that follow what `read` gave; `asked` is passed on to it.
 
         `gates`: `[F - 1, Hkv]` of the layers with full attention above the first; None: every head dense.
         """
@@ -168,11 +173,9 @@ class Mixture:
         inputs = {"position_ids": positions, **cached(self._model, cache), "use_cache": cache is not None}
         self._model.set_attn_implementation(self._name)
         try:
-            output = self._model(tokens[None], logits_to_keep=places, **inputs)
+            return self._model(tokens[None], **asked, **inputs)
         finally:
             self._model.set_attn_implementation(stock)
-        logits: Tensor = output.logits[0]
-        return logits.float()
 
 
 def _attention(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
-from statistics import fmean
 from typing import Any, TypeVar
 
 Row = Mapping[str, Any]
@@ -49,19 +48,3 @@ def lengths(contexts: Sequence[int]) -> str:
 
 def number(value: float | None, form: str) -> str:
     return NOTHING if value is None else form.format(value)
-
-
-def mean_recall(rows: Iterable[Row]) -> float | None:
-    """Attention recall over heads with a set; None where a row has no such head."""
-    recalls = [row["recall"] for row in rows]
-    return None if None in recalls else fmean(recalls)
-
-
-def about(results: Mapping[str, Any]) -> str:
-    """What every calibration says of itself."""
-    return f"model {results['model']}, task {results['task']}, context {results['context']:,}"
-
-
-def asked(results: Mapping[str, Any], questions: int, correct: int) -> str:
-    """How much was asked, and what dense attention has right of it."""
-    return f"{questions:,} questions in {results['texts']:,} texts; dense attention {correct:,}/{questions:,}"
