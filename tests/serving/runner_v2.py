@@ -17,7 +17,7 @@ import numpy as np
 import triton.runtime.interpreter as interpreter
 from triton.backends import backends
 
-from interpreting import quicken, trust_integers
+from interpreting import quicken
 
 assert os.environ.get("TRITON_INTERPRET") == "1", "Triton reads it when it is imported"
 assert "vllm" not in sys.modules, "vLLM has already looked for Triton"
@@ -41,7 +41,6 @@ def _as_mask(mask: Any) -> Any:
 
 
 quicken()
-trust_integers()
 MASKS = {"create_masked_load": 1, "create_masked_store": 2}
 """Where a method is given its mask."""
 for method in MASKS:
