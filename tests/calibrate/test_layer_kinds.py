@@ -72,7 +72,7 @@ def decodes(folder: Path, recipe: Path) -> None:
 @pytest.mark.parametrize("folder", among(NAMES, ["gemma3_text"]), indirect=True)
 def test_layers_are_searched_among_those_with_full_attention(folder: Path, task: Path, tmp_path: Path) -> None:
     search = LayerSearch.check(
-        layer_settings(folder, tmp_path, task=str(task), policy="tidal:dense_layers=1", budgets="16", passages=2)
+        layer_settings(folder, tmp_path, task=str(task), policy="tidal:dense_layers=1", budgets="16")
     )
     results = search.run(nothing)
     assert {tuple(row["reselect"]) for row in results["rows"]} == {(), (4,), (5,)}
