@@ -128,8 +128,12 @@ def test_a_rectified_cache_is_the_dense_one() -> None:
 
 
 @ON_DEVICE
-@pytest.mark.parametrize("kinds", ["cccrrrrrrrcccccccccc", "rrrrrccrrrrrrrrrcrrr", "rrrrcrrcccccrrrcccrr"])
-@pytest.mark.parametrize("name", ["resa", "tidal", "lychee_cluster"])
+@pytest.mark.parametrize(
+    ("name", "kinds"),
+    in_turn(
+        ["resa", "tidal", "lychee_cluster"], ["cccrrrrrrrcccccccccc", "rrrrrccrrrrrrrrrcrrr", "rrrrcrrcccccrrrcccrr"]
+    ),
+)
 def test_calls_in_between_count_too(name: str, kinds: str) -> None:
     """Passes fall to calls and to replays, and either goes on from what the other has left unclean."""
     got = Decoding(POLICIES[name], "padded")

@@ -125,7 +125,7 @@ def head_settings(folder: Path | None, output: Path, **changes: Any) -> heads.He
 def layer_settings(folder: Path | None, output: Path, **changes: Any) -> layers.LayerSettings:
     names = TargetSettings.__dataclass_fields__
     shared = common(folder, output, **{name: changes.pop(name) for name in list(changes) if name in names})
-    return layers.LayerSettings(shared, **{"policy": "tidal", "budgets": "16,32", "most": 1, "passages": 3, **changes})
+    return layers.LayerSettings(shared, **{"policy": "tidal", "budgets": "16,32", "most": 1, "passages": 2, **changes})
 
 
 def probe_settings(folder: Path | None, output: Path, **changes: Any) -> layers.LayerSettings:

@@ -69,6 +69,7 @@ def decodes(folder: Path, recipe: Path) -> None:
     assert result.exit_code == 0, result.output
 
 
+@pytest.mark.parametrize("folder", among(NAMES, ["gemma3_text"]), indirect=True)
 def test_layers_are_searched_among_those_with_full_attention(folder: Path, task: Path, tmp_path: Path) -> None:
     search = LayerSearch.check(
         layer_settings(folder, tmp_path, task=str(task), policy="tidal:dense_layers=1", budgets="16")
@@ -118,6 +119,7 @@ def test_retrieval_scores_are_of_layers_with_full_attention(folder: Path, tmp_pa
     assert FULL_LAYERS[0] in named and named <= set(FULL_LAYERS)
 
 
+@pytest.mark.parametrize("folder", among(NAMES, ["qwen3_next"]), indirect=True)
 def test_tune_writes_a_recipe_that_generate_runs(folder: Path, task: Path, tmp_path: Path) -> None:
     """Every family that fits, with the search for a layer before them left out: a file has one set of texts."""
     settings = tune_settings(folder, tmp_path, task=str(task), policies=(), context=150, budgets="16")
@@ -131,6 +133,7 @@ def test_tune_writes_a_recipe_that_generate_runs(folder: Path, task: Path, tmp_p
     decodes(folder, tmp_path / "saccade.json")
 
 
+@pytest.mark.parametrize("folder", among(NAMES, ["qwen3_next"]), indirect=True)
 def test_compare_of_budgets_above_the_context_is_dense(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

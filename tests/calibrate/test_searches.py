@@ -35,6 +35,7 @@ from saccade.plans.role_file import RoleFile
 from saccade.recipes.recipe import Recipe
 from saccade.report.heads import head_report, head_table
 from saccade.report.layers import layer_report, layer_table
+from walking import among, in_turn
 
 SEARCHES: dict[str, tuple[Any, Callable[..., Any]]] = {
     "heads": (HeadSearch, head_settings),
@@ -235,8 +236,7 @@ def test_layers_of_a_model_without_groups(folder: Path, task: Path, tmp_path: Pa
     assert again == []
 
 
-@pytest.mark.parametrize("command", ["layers", "probe", "heads"])
-@pytest.mark.parametrize("tuned", [True, False])
+@pytest.mark.parametrize(("command", "tuned"), in_turn(["layers", "heads", "probe"], [True, False]))
 def test_a_tuned_policy_stays(
     command: str, tuned: bool, folder: Path, task: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -354,7 +354,7 @@ def test_a_training_of_another_seed_is_not_taken_up(grouped: Path, tmp_path: Pat
         HeadSearch.check(head_settings(grouped, tmp_path, seed=1)).run(stop)
 
 
-@pytest.mark.parametrize("name", SEARCHES)
+@pytest.mark.parametrize("name", among(SEARCHES, ("heads", "probe", "tune")))
 def test_a_full_disk_leaves_the_recipe_that_was_there(
     folder: Path, task: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
