@@ -10,6 +10,7 @@ from pydantic import Field
 from ..plans.plan import Plan, dense_unless_told, layer_roles
 from ..selection.clusters.selector import ClusterSelector
 from ..selection.rules import RankUnion, Ratio
+from ..selection.rules.framed import FrameableRule
 from ..selection.scorers.exact import ExactScorer
 from ..selection.scorers.page_bounds import PageBoundScorer
 from ..selection.selector import Rule, ScoredSelector, Selector
@@ -21,7 +22,7 @@ from .options import AtLeastOne, DenseLayers, Page, Recent, RectifyField, Roles,
 
 CLUSTER = {"chunking", "chunk_min", "chunk_max", "cluster_size"}
 OWNERS = {
-    **dict.fromkeys(("sinks", "recent"), ("rule", "rank_union")),
+    "recent": ("rule", "rank_union"),
     **dict.fromkeys(("min_pages", "local_pages"), ("rule", "ratio")),
     **dict.fromkeys(("chunk_min", "chunk_max", "chunk_pooling", "cluster_size"), ("scorer", "cluster")),
 }
@@ -64,7 +65,7 @@ class ComposedOptions(CutOptions):
     """how many first layers attend to everything; not given: 2, or 0 of roles=select beside layers of other kinds; with
     a role file or heads: what that says"""
     sinks: Sinks | None = None
-    """rule=rank_union: first tokens that are always attended to; not given: 4"""
+    """first tokens that are in every set, inside the budget; not given: 4 with rank_union, else none"""
     recent: Recent | None = None
     """rule=rank_union: share of the budget kept for sinks and recent tokens; not given: 0.25"""
     min_pages: AtLeastOne | None = None
@@ -82,13 +83,22 @@ class ComposedOptions(CutOptions):
         return self.heads or ("all" if self.rule == "rank_union" else "kv")
 
     @property
+    def frame(self) -> tuple[int, int]:
+        return (0, 0) if self.rule == "rank_union" else super().frame
+
+    @property
     def cut(self) -> Rule:
         if self.rule == "rank_union":
             sinks, recent = 4 if self.sinks is None else self.sinks, 0.25 if self.recent is None else self.recent
             return RankUnion(budget=self.tokens, sinks=sinks, recent=recent)
-        if self.ratio is not None:
-            return Ratio(self.ratio, minimum=self.min_pages or 1, local=self.local_pages or 1)
         return super().cut
+
+    @property
+    def framed_rule(self) -> FrameableRule:
+        if self.ratio is not None:
+            minimum = max(self.min_pages or 1, self.frame_units)
+            return Ratio(self.ratio, minimum=minimum, local=self.local_pages or 1)
+        return super().framed_rule
 
     @property
     def selector(self) -> Selector:
@@ -105,7 +115,6 @@ class ComposedOptions(CutOptions):
         super().model_post_init(context)
         for reason in self._reasons():
             raise ValueError(reason)
-        self.check_page(self.unit)
 
     def _reasons(self) -> Iterator[str]:
         rule, scorer, heads, pooling = self.rule, self.scorer, self.grouping, self.pooling
@@ -121,6 +130,10 @@ class ComposedOptions(CutOptions):
             value = getattr(self, name)
             if value not in (None, fixed):
                 yield f"{name}={value} does not fit scorer=cluster, which {why}: only {name}={fixed} does"
+        if scorer == "cluster" and any(self.frame):
+            yield "sinks and window do not fit scorer=cluster, which keeps those of lychee_cluster"
+        if self.window is not None and rule == "rank_union":
+            yield f"window={self.window} does not fit rule=rank_union, whose window is a share: recent"
         if scorer != "exact" and rule in ("top_p", "threshold"):
             yield f"rule={rule} needs scorer=exact: {scorer} gives upper bounds, which are no probabilities"
         if rule == "rank_union" and (scorer != "exact" or self.unit != 1):
