@@ -24,6 +24,7 @@ EACH: dict[str, st.SearchStrategy[Any]] = {
     "roles": ROLES,
     "sinks": st.integers(0, 16),
     "recent": st.floats(0, 1),
+    "window": st.none() | st.integers(0, 40),
     "rule": st.just("top_k"),
     "top_p": st.none(),
     "threshold": st.none(),

@@ -90,26 +90,49 @@ def dense(q: list[Array], k: list[Array]) -> Sets:
 # --- rules -------------------------------------------------------------------------------------------------------
 
 
-def top_k(budget: int) -> Rule:
-    """The current unit and the best others, floor(budget / unit) in all; everything while the budget covers the row."""
+def frame(units: int, unit: int, sinks: int, window: int) -> list[int]:
+    """The current unit, and those that hold the first `sinks` tokens and the last `window`; the current one first."""
+    first = range(min(math.ceil(sinks / unit), units))
+    last = range(max(0, units - max(1, math.ceil(window / unit))), units)
+    return [units - 1, *sorted({*first, *last} - {units - 1})]
+
+
+def filled(scores: Scores, kept: list[int], count: int) -> list[int]:
+    """What is kept and the best others, `count` in all."""
+    return [*kept, *best(scores, sorted({*range(len(scores))} - {*kept}), count - len(kept))]
+
+
+def top_k(budget: int, sinks: int = 0, window: int = 0) -> Rule:
+    """The frame and the best others, floor(budget / unit) in all; everything while the budget covers the row."""
 
     def cut(scores: Scores, length: int, unit: int) -> Cut:
-        last = len(scores) - 1
         if length <= budget:
             return Cut(list(range(len(scores))))
-        return Cut([last, *best(scores, range(last), budget // unit - 1)])
+        return Cut(filled(scores, frame(len(scores), unit, sinks, window), budget // unit))
 
     return cut
 
 
-def ratio(kept: float, minimum: int = 1, local: int = 1) -> Rule:
-    """ReSA, equation 4: n = max(minimum, ceil(M * kept)) of M units, the last `local` ones among them."""
+def ratio(kept: float, minimum: int = 1, local: int = 1, sinks: int = 0, window: int = 0) -> Rule:
+    """ReSA, equation 4: n = max(minimum, ceil(M * kept)) of M units, the last `local` ones and the frame among them."""
 
     def cut(scores: Scores, length: int, unit: int) -> Cut:
         units = len(scores)
-        count = min(units, max(minimum, local, math.ceil(units * Fraction(str(kept)))))
-        recent = list(range(max(0, units - local), units))
-        return Cut([*recent, *best(scores, range(max(0, units - local)), count - len(recent))])
+        always = {*frame(units, unit, sinks, window), *range(max(0, units - local), units)}
+        count = min(units, max(minimum, len(always), math.ceil(units * Fraction(str(kept)))))
+        return Cut(filled(scores, sorted(always), count))
+
+    return cut
+
+
+def growing(kept: float) -> Rule:
+    """A share of the row, of which an eighth are sinks and a quarter recent, at most 128 and 256 tokens."""
+
+    def cut(scores: Scores, length: int, unit: int) -> Cut:
+        units = len(scores)
+        count = math.ceil(units * Fraction(str(kept)))
+        first, last = min(128 // unit, count // 8), min(256 // unit, count // 4)
+        return Cut(filled(scores, frame(units, 1, first, last), count))
 
     return cut
 
@@ -120,17 +143,17 @@ def probabilities(scores: Scores, scale: float) -> list[float]:
     return [x / sum(e) for x in e]
 
 
-def top_p(p: float, buffer: int, scale: float) -> Rule:
-    """The current token, then the best others until the softmax mass reaches `p`; at most `buffer` of them."""
+def top_p(p: float, buffer: int, scale: float, sinks: int = 0, window: int = 0) -> Rule:
+    """The frame, then the best others until the softmax mass reaches `p`; at most `buffer` of them."""
 
     def cut(scores: Scores, length: int, unit: int) -> Cut:
         assert unit == 1
-        weights, last, margin = probabilities(scores, scale), length - 1, math.inf
-        order = [last, *best(scores, range(last), last)]
+        weights, kept, margin = probabilities(scores, scale), frame(length, 1, sinks, window), math.inf
+        order = filled(scores, kept, length)
         count = length
         if p < 1:
-            mass = 0.0
-            for count, token in enumerate(order, start=1):  # noqa: B007  # the count outlives the loop
+            mass = math.fsum(weights[token] for token in kept[:-1])
+            for count, token in enumerate(order[len(kept) - 1 :], start=len(kept)):  # noqa: B007  # it outlives the loop
                 mass += weights[token]
                 margin = min(margin, abs(mass - p) / MASS_ERROR)
                 if mass >= p:
@@ -140,15 +163,16 @@ def top_p(p: float, buffer: int, scale: float) -> Rule:
     return cut
 
 
-def threshold(tau: float, buffer: int, scale: float) -> Rule:
-    """The current token and all whose probability exceeds `tau`; the best of them that fit `buffer`."""
+def threshold(tau: float, buffer: int, scale: float, sinks: int = 0, window: int = 0) -> Rule:
+    """The frame and all whose probability exceeds `tau`; the best of them that fit `buffer`."""
 
     def cut(scores: Scores, length: int, unit: int) -> Cut:
         assert unit == 1
-        weights, last = probabilities(scores, scale), length - 1
-        others = [token for token in best(scores, range(last), last) if weights[token] > tau]
-        margin = min((abs(weight / tau - 1) / MASS_ERROR for weight in weights[:last]), default=math.inf)
-        return Cut([last, *others][:buffer], len(others) + 1 > buffer, margin)
+        weights, kept = probabilities(scores, scale), frame(length, 1, sinks, window)
+        others = [token for token in filled(scores, kept, length)[len(kept) :] if weights[token] > tau]
+        free = {*range(length)} - {*kept}
+        margin = min((abs(weights[token] / tau - 1) / MASS_ERROR for token in free), default=math.inf)
+        return Cut([*kept, *others][:buffer], len(kept) + len(others) > buffer, margin)
 
     return cut
 

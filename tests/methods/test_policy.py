@@ -111,6 +111,7 @@ def test_defaults_are_the_papers() -> None:
         "budget": 2048, "page": 16, "heads": "kv", "dense_layers": None, "rectify": None,
     }  # fmt: skip
     cut = {"budget": 2048, "rule": "top_k", "top_p": None, "threshold": None, "ratio": None}
+    cut |= {"sinks": None, "window": None}
     plain = {**cut, "heads": "kv", "dense_layers": 2, "rectify": None}
     assert saccade.policies()["tidal"].defaults == {**plain, "reselect": None}
     assert saccade.policies()["exact_topk"].defaults == {**plain, "dense_layers": None}

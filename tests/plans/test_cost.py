@@ -21,7 +21,7 @@ from saccade.plans.roles import RoleMap
 from saccade.selection.clusters.selector import ClusterSelector
 from saccade.selection.clusters.traffic import ClusterTraffic
 from saccade.selection.costs import Bytes
-from saccade.selection.rules import RankUnion, Ratio, Threshold, TopK, TopP
+from saccade.selection.rules import Framed, RankUnion, Ratio, Threshold, TopK, TopP
 from saccade.selection.scorers.exact import ExactScorer
 from saccade.selection.scorers.page_bounds import PageBoundScorer
 from saccade.selection.selector import Rule, ScoredSelector, WindowSelector
@@ -291,8 +291,18 @@ TOKEN_RULES: list[Rule] = [
     TopP(0.9, buffer=6),
     TopP(1.0, buffer=64),
     Threshold(0.02, buffer=10),
+    Framed(TopK(7), 2, 3),
+    Framed(Threshold(0.02, buffer=10), 2, 3),
+    Ratio(0.3, framed=True),
 ]
-PAGE_RULES: list[Rule] = [TopK(8), TopK(17), TopK(40), Ratio(0.3), Ratio(0.1, minimum=4, local=2)]
+PAGE_RULES: list[Rule] = [
+    TopK(8),
+    TopK(17),
+    TopK(40),
+    Ratio(0.3),
+    Ratio(0.1, minimum=4, local=2),
+    Framed(TopK(17), 2, 5),
+]
 
 
 @pytest.mark.parametrize(
