@@ -24,7 +24,7 @@ POLICIES = (
     "resa:min_pages=2,ratio=0.05,rectify=none",
     "tidal:budget=64,reselect=7",
     "tidal:budget=64,reselect=7,heads=query,rectify=8",
-    "tidal:rule=top_p,top_p=0.9,budget=256,reselect=7",
+    "tidal:rule=top_p,top_p=0.9,budget=256,reselect=7,sinks=4,window=32",
     "less_is_more:budget=64,reselect=7",
     "less_is_more:budget=64,reselect=7,rectify=5",
     "lychee_decode:budget=64,roles=every:4,rectify=8",
