@@ -113,11 +113,12 @@ def _composed(q: list[Array], k: list[Array], learnt: Roles, **options: Any) -> 
     else:
         plan = learnt
     common = {key: options[key] for key in ("scorer", "page", "heads", "pooling") if key in options}
-    return composed.composed(q, k, roles=plan, rule=_rule(**options), **common)
+    return composed.composed(q, k, roles=plan, rule=_rule(**options), scale=SCALE, **common)
 
 
 def _rank_union(q: list[Array], k: list[Array], learnt: Roles, **options: Any) -> Outcome:
-    kept = {key: options[key] for key in ("budget", "sinks", "recent", "dense_layers") if key in options}
+    names = ("budget", "sinks", "recent", "dense_layers", "scorer", "page")
+    kept = {key: options[key] for key in names if key in options}
     return _sets(oracles.less_is_more)(q, k, learnt, reselect=[options["dense_layers"], 4], **kept)
 
 
@@ -132,6 +133,9 @@ CASES = {
     "streaming-few-sinks": Case("streaming", {"sinks": 0, "dense_layers": 1}, _sets(oracles.streaming), 1),
     "quest-kv": Case("quest", {"page": 4}, _sets(oracles.quest), 4),
     "quest-query": Case("quest", {"page": 4, "heads": "query", "dense_layers": 0}, _sets(oracles.quest), 4),
+    "quest-authors": Case(
+        "quest", {"page": 4, "heads": "query", "min_pages": 3, "keep_last": False}, _sets(oracles.quest), 4
+    ),
     "tidal-kv": Case("tidal", {"reselect": [4]}, TIDAL, 1),
     "tidal-query": Case("tidal", {"reselect": [3, 5], "heads": "query"}, TIDAL, 1),
     "tidal-once": Case("tidal", {"reselect": [], "dense_layers": 0}, TIDAL, 1),
@@ -193,6 +197,20 @@ CASES = {
     ),
     "composed-exact-threshold": Case(
         "composed", {"scorer": "exact", **TAU, "threshold": 0.0203, "heads": "query"}, _composed, 1, learnt=True
+    ),
+    "composed-pages-mass": Case("composed", {**PAGES, "pooling": "mass", "roles": "select"}, _composed, 4),
+    "composed-exact-mass": Case("composed", {"pooling": "mass", "roles": "layers:2+4", **FRAME}, _composed, 8),
+    "composed-pages-union": Case(
+        "composed",
+        {**PAGES, "rule": "rank_union", "roles": "layers:1+4", "dense_layers": 1, "heads": "all"},
+        _rank_union,
+        12,
+    ),
+    "composed-exact-pages-union": Case(
+        "composed",
+        {"page": 4, "rule": "rank_union", "sinks": 5, "recent": 0.5, "roles": "layers:1+4", "dense_layers": 1},
+        _rank_union,
+        16,
     ),
     "composed-rank_union": Case(
         "composed",

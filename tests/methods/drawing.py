@@ -32,6 +32,7 @@ EACH: dict[str, st.SearchStrategy[Any]] = {
     "min_pages": st.integers(8, 64),
     "local_pages": st.integers(1, 8),
     "buffer": st.none() | st.integers(64, 128),
+    "keep_last": st.booleans(),
     "replant": st.integers(1, 256),
     "chunk_min": st.integers(1, 8),
     "chunk_max": st.integers(8, 16),

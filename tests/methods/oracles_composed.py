@@ -102,13 +102,14 @@ def filled(scores: Scores, kept: list[int], count: int) -> list[int]:
     return [*kept, *best(scores, sorted({*range(len(scores))} - {*kept}), count - len(kept))]
 
 
-def top_k(budget: int, sinks: int = 0, window: int = 0) -> Rule:
-    """The frame and the best others, floor(budget / unit) in all; everything while the budget covers the row."""
+def top_k(budget: int, sinks: int = 0, window: int = 0, minimum: int = 1, keep_last: bool = True) -> Rule:
+    """The frame and the best others, floor(budget / unit) in all or `minimum`; everything of a row that it covers."""
 
     def cut(scores: Scores, length: int, unit: int) -> Cut:
         if length <= budget:
             return Cut(list(range(len(scores))))
-        return Cut(filled(scores, frame(len(scores), unit, sinks, window), budget // unit))
+        kept = frame(len(scores), unit, sinks, window) if keep_last else []
+        return Cut(filled(scores, kept, max(budget // unit, minimum)))
 
     return cut
 
@@ -183,8 +184,9 @@ def threshold(tau: float, buffer: int, scale: float, sinks: int = 0, window: int
 def unit_scores(q: Array, k: Array, *, scorer: str, page: int, heads: str, pooling: str) -> list[Scores]:
     """Scores of all units per selecting head: one per KV head, one per query head, or one for all.
 
-    A group shares the maximum of its heads' scores ("max") or the score of its mean query ("mean"). The exact score of
-    a page is the maximum over its tokens (LycheeDecode, section 4.3), its bound is Quest's.
+    A group shares the maximum of its heads' scores ("max") or the score of its mean query ("mean"); of "mass" these are
+    the scores of its heads, each by itself. The exact score of a page is the maximum over its tokens (LycheeDecode,
+    section 4.3), its bound is Quest's.
     """
     group = q.shape[0] // k.shape[0]
     if heads == "kv" and pooling == "mean":
@@ -194,7 +196,22 @@ def unit_scores(q: Array, k: Array, *, scorer: str, page: int, heads: str, pooli
     else:
         tokens = token_scores(q, k)
         rows = [[max(row[start : start + page]) for start in range(0, len(row), page)] for row in tokens]
-    return over_group(rows, group, heads)
+    return rows if pooling == "mass" else over_group(rows, group, heads)
+
+
+def cut_by_mass(members: list[Scores], length: int, unit: int, rule: Rule, scale: float) -> Cut:
+    """The units of most mass: each head's softmax over all units but the last, which is kept, summed over the group."""
+    units = len(members[0])
+    each = [[*(probabilities(row[:-1], scale) if units > 1 else []), 0.0] for row in members]
+    mass = [math.fsum(column) for column in zip(*each, strict=True)]
+    cut = rule(mass, length, unit)
+    left = sorted({*range(units - 1)} - {*cut.units})
+    # Units that all heads score alike tie in float32 too; others that come near may change places.
+    for one in {*cut.units} - {units - 1}:
+        for other in left:
+            if any(row[one] != row[other] for row in members):
+                cut.margin = min(cut.margin, abs(mass[one] - mass[other]) / (MASS_ERROR * mass[one]))
+    return cut
 
 
 # --- roles -------------------------------------------------------------------------------------------------------
@@ -233,11 +250,16 @@ def composed(
     page: int = 1,
     heads: str = "kv",
     pooling: str = "max",
+    scale: float = 1.0,
 ) -> Outcome:
     def choose(layer: int, q: Array, k: Array) -> list[Cut]:
         length, cuts = k.shape[1], []
-        for row in unit_scores(q, k, scorer=scorer, page=page, heads=heads, pooling=pooling):
-            cut = rule(row, length, page)
+        rows: list = unit_scores(q, k, scorer=scorer, page=page, heads=heads, pooling=pooling)
+        if pooling == "mass":
+            group = len(rows) // k.shape[0]
+            rows = [rows[i : i + group] for i in range(0, len(rows), group)]
+        for row in rows:
+            cut = cut_by_mass(row, length, page, rule, scale) if pooling == "mass" else rule(row, length, page)
             tokens = [t for unit in sorted(cut.units) for t in range(unit * page, min((unit + 1) * page, length))]
             cuts.append(Cut(tokens, cut.overflowed, cut.margin))
         return [cuts[head * len(cuts) // q.shape[0]] for head in range(q.shape[0])]

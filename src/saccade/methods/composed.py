@@ -9,12 +9,13 @@ from pydantic import Field
 
 from ..plans.plan import Plan, dense_unless_told, layer_roles
 from ..selection.clusters.selector import ClusterSelector
+from ..selection.mass import MassSelector
 from ..selection.rules import RankUnion, Ratio
-from ..selection.rules.framed import FrameableRule
+from ..selection.rules.framed import FrameableRule, units_of
 from ..selection.scorers.exact import ExactScorer
 from ..selection.scorers.page_bounds import PageBoundScorer
 from ..selection.selector import Rule, ScoredSelector, Selector
-from ..types import HeadGrouping, ModelShape
+from ..types import HeadGrouping, ModelShape, Pooling
 from ._cut import CutOptions
 from ._roles import roles_of
 from .method import Method
@@ -57,8 +58,8 @@ class ComposedOptions(CutOptions):
     """scorer=cluster: chunks per fine cluster (LycheeCluster, appendix E); not given: 2"""
     heads: HeadGrouping | None = None
     """kv, query or all: how many sets a layer has; not given: all with rank_union, else kv"""
-    pooling: Annotated[Literal["max", "mean"] | None, moved("random", "random_head")] = None
-    """heads=kv: a group's largest score, or that of its mean query; not given: max"""
+    pooling: Annotated[Literal["max", "mean", "mass"] | None, moved("random", "random_head")] = None
+    """heads=kv: a group's largest score, that of its mean query, or the sum of its heads' softmax; not given: max"""
     roles: Roles = "select"
     """select: every layer after the dense ones; layers:2+5, every:N, heads:0+7.2: these publish; or a role file"""
     dense_layers: DenseLayers | None = None
@@ -106,9 +107,11 @@ class ComposedOptions(CutOptions):
             given = self.model_dump(include=CLUSTER, exclude_none=True)
             every = 0 if self.rectify is None else self.rectify.every
             return ClusterSelector(budget=self.tokens, every=every, pooling=self.chunk_pooling or "mean", **given)
-        pooling = (self.pooling or "max") if self.grouping == "kv" else "each"
+        shared = (self.pooling or "max") if self.grouping == "kv" else "each"
+        pooling: Pooling = "each" if shared == "mass" else shared
         scorer = ExactScorer(pooling, self.unit) if self.scorer == "exact" else PageBoundScorer(self.unit, pooling)
-        return ScoredSelector(scorer, self.cut, self.grouping)
+        kind = MassSelector if shared == "mass" else ScoredSelector
+        return kind(scorer, self.cut, self.grouping)
 
     def model_post_init(self, context: object, /) -> None:
         """Refuse what makes no sense together; the first reason that there is."""
@@ -136,8 +139,11 @@ class ComposedOptions(CutOptions):
             yield f"window={self.window} does not fit rule=rank_union, whose window is a share: recent"
         if scorer != "exact" and rule in ("top_p", "threshold"):
             yield f"rule={rule} needs scorer=exact: {scorer} gives upper bounds, which are no probabilities"
-        if rule == "rank_union" and (scorer != "exact" or self.unit != 1):
-            yield "rule=rank_union needs scorer=exact and page=1: it merges rankings of single tokens"
+        smallest = (units_of(4 if self.sinks is None else self.sinks, self.unit) + 2) * self.unit
+        if rule == "rank_union" and self.unit > 1 and self.tokens < smallest:
+            yield f"budget={self.budget} does not hold rank_union's pages of {self.unit}; the smallest is {smallest}"
+        if pooling == "mass" and rule in ("top_p", "threshold"):
+            yield f"pooling=mass does not fit rule={rule}, which makes a softmax of scores itself"
         if rule == "rank_union" and heads != "all":
             yield f"heads={heads} does not fit rule=rank_union, which makes one set for all heads"
         if rule != "rank_union" and heads == "all":

@@ -54,7 +54,7 @@ class Ratio(FrameableRule):
         if sinks:
             scores[:, :, :sinks] = torch.inf
         if self.framed:
-            units = rows.seq_lens if unit == 1 else (rows.seq_lens + (unit - 1)).div(unit, rounding_mode="floor")
+            units = rows.units(unit)
             keep_frame(scores, units, self.share.of_each(units), unit)
         width = self.size(rows.max_len, unit)
         local = min(max(self.local, window), width)

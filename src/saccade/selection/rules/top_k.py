@@ -44,7 +44,7 @@ class TopK(FrameableRule):
 
 def whole_where_it_fits(budget: int, rows: Rows, unit: int, ids: Tensor, counts: Tensor) -> tuple[Tensor, Tensor]:
     """All units of rows that fit the budget: one more than it holds if the last one is partial."""
-    fits, units = rows.seq_lens <= budget, (rows.seq_lens + (unit - 1)).div(unit, rounding_mode="floor")
+    fits, units = rows.seq_lens <= budget, rows.units(unit)
     slot = torch.arange(ids.shape[-1] + 1, dtype=torch.int32, device=ids.device)
     whole = torch.where(slot < units[:, None], slot, -1)[:, None]
     wider = torch.nn.functional.pad(ids, (0, 1), value=-1)
