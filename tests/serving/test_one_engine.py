@@ -18,7 +18,7 @@ POLICIES = (
     "streaming:budget=64,rectify=4",
     "quest:budget=64",
     "quest:budget=64,rectify=8",
-    "quest:budget=128,page=32,heads=query",
+    "quest:budget=64,page=32,heads=query,min_pages=3,keep_last=false",
     "lychee_cluster:budget=96,buffer=16",
     "resa:min_pages=2,ratio=0.05,rectify=16",
     "resa:min_pages=2,ratio=0.05,rectify=none",
@@ -32,7 +32,7 @@ POLICIES = (
     "lychee_cluster:budget=64",
     "lychee_cluster:budget=64,rectify=8",
     "exact_topk:budget=48,rectify=5",
-    "composed:scorer=page_bounds,page=16,budget=64,roles=every:3",
+    "composed:scorer=page_bounds,budget=64,pooling=mass,dense_layers=2",
 )
 WALKED = (4, 6, 8, 10, 17)
 EVERY_TIME = tuple(policy for place, policy in enumerate(POLICIES) if place not in WALKED)
