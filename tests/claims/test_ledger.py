@@ -29,6 +29,7 @@ from claims.judging.commits import Commit, criteria_commit
 from claims.judging.discovery import found, one
 from claims.judging.pictures import picture
 from claims.judging.results import LEDGER, record, recorded, result, slug, stale
+from claims.judging.running import Run
 from claims.judging.study import Study
 from claims.judging.unclaimed import UNCLAIMED
 from claims.judging.verdicts import judge
@@ -138,6 +139,26 @@ def test_every_claim_is_one_sentence_with_a_source_and_policies(number: str, tmp
     study = Study(None, tmp_path)
     for policy in study.policies(getattr(own.settings, "arms", ())).values():
         policy.plan(study.subject.shape)
+
+
+def test_what_nobody_calibrated_is_no_arm(tmp_path: Path) -> None:
+    """A guessed layer, whole layers in the place of heads, and each Nth layer, where the model has no recipe."""
+    for arm in ("tidal:budget=64", "less_is_more:budget=64", "lychee_decode:budget=64", "lychee_decode:roles=every:4"):
+        study = Study(None, tmp_path)
+        study.__dict__["recipe"] = None
+        with pytest.raises(SaccadeError, match=rf"arm {re.escape(arm)} is not valid: nobody has calibrated"):
+            study.policies((arm,))
+        assert study.policies(("tidal:reselect={layer}", "tidal:reselect=", "quest", "lychee_decode:roles=layers:0+7"))
+
+
+def test_a_withdrawn_claim_keeps_its_row_and_is_not_run(listed: Listed, tmp_path: Path) -> None:
+    own = replace(listed.claim, withdrawn="It measured something else.")
+    assert own.criteria() == listed.claim.criteria(), "what was measured was measured by them"
+    gone = replace(listed, claim=own)
+    assert page._rows(gone, [made(listed)])[0].endswith("| **withdrawn** | It measured something else. |  |")
+    with pytest.raises(SaccadeError, match="C0 is withdrawn: It measured something else"):
+        Run.check(gone, Study(None, tmp_path), draft=True)
+    assert CLAIMS["C31"].claim.withdrawn and "C31" not in str(page.results_of(RESA, recorded()))
 
 
 def test_claims_are_found_by_their_files() -> None:
