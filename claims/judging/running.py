@@ -41,7 +41,7 @@ class Run:
         """Refuse what cannot be run or would prove nothing.
 
         Raises:
-            SaccadeError: a claim that is withdrawn; criteria that are not committed, unless it is a draft; a folder that
+            SaccadeError: a withdrawn claim; criteria that are not committed, unless it is a draft; a folder that
                 cannot be written; what the claim's design refuses.
         """
         if listed.claim.withdrawn is not None:
