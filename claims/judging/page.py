@@ -57,7 +57,8 @@ def results_of(paper: str, held: Mapping[str, Sequence[Result]]) -> list[Result]
 
 def _rows(listed: Listed, results: Sequence[Result]) -> list[str]:
     claim = listed.claim
-    says = f"{claim.sentence} ({claim.source.place})"
+    other = "" if claim.protocol is None else f"; the paper measured {claim.protocol}"
+    says = f"{claim.sentence} ({claim.source.place}{other})"
     if claim.withdrawn is not None:
         return [_row(listed.number, says, "**withdrawn**", claim.withdrawn, "")]
     if not results:

@@ -19,9 +19,7 @@ CLAIM = Claim(
     tests=(
         # The paper calls the similarity high, and no more; random sets of the same sizes are drawn beside.
         *(
-            _near(
-                f"jaccard_above_random@{part}", f"Jaccard above random sets in {when}", arm, 0.2, decides=True
-            )
+            _near(f"jaccard_above_random@{part}", f"Jaccard above random sets in {when}", arm, 0.2, decides=True)
             for arm in (LAZY, OURS)
             for part, when in QUARTERS.items()
         ),
