@@ -111,9 +111,6 @@ class CutOptions(Options):
         if self.budgeted and self.tokens < page:
             raise ValueError(f"budget={self.budget} does not hold one page of {page}; the smallest is {page}")
         if self.budgeted and self.tokens // page < self.frame_units:
-            sinks, window = self.frame
-            raise ValueError(
-                f"budget={self.budget} does not hold sinks={sinks} and window={window}; "
-                f"the smallest is {self.frame_units * page}"
-            )
+            told = "does not hold sinks={} and window={}".format(*self.frame)
+            raise ValueError(f"budget={self.budget} {told}; the smallest is {self.frame_units * page}")
         return self

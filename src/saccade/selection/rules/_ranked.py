@@ -44,7 +44,7 @@ class RankedRule(FrameableRule):
     def size(self, length: int, unit: int) -> int:
         return min(length, self.buffer)
 
-    def choose_framed(self, scores: Tensor, rows: Rows, unit: int, scale: float, sinks: int, window: int) -> Selection:
+    def cut(self, scores: Tensor, rows: Rows, unit: int, scale: float, sinks: int, window: int) -> Selection:
         """Cut float32 token scores `[B, G, N]` by softmax(scale * scores); ties go to the lower position.
 
         Raises:

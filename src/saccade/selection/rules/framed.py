@@ -23,11 +23,11 @@ class FrameableRule(Rule):
     __slots__ = ()
 
     @abstractmethod
-    def choose_framed(self, scores: Tensor, rows: Rows, unit: int, scale: float, sinks: int, window: int) -> Selection:
+    def cut(self, scores: Tensor, rows: Rows, unit: int, scale: float, sinks: int, window: int) -> Selection:
         """`choose`, with the first `sinks` units and the last `window` ones; may write into `scores`."""
 
     def choose(self, scores: Tensor, rows: Rows, unit: int, scale: float) -> Selection:
-        return self.choose_framed(scores, rows, unit, scale, 0, 0)
+        return self.cut(scores, rows, unit, scale, 0, 0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +58,7 @@ class Framed(Rule):
     def choose(self, scores: Tensor, rows: Rows, unit: int, scale: float) -> Selection:
         """The rule's set; scores of what is kept are overwritten."""
         sinks, window = units_of(self.sinks, unit), units_of(self.window, unit)
-        return self.rule.choose_framed(scores, rows, unit, scale, sinks, window)
+        return self.rule.cut(scores, rows, unit, scale, sinks, window)
 
 
 def units_of(tokens: int, unit: int) -> int:

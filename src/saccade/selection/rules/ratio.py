@@ -49,7 +49,7 @@ class Ratio(FrameableRule):
     def size(self, length: int, unit: int) -> int:
         return self.share.of(-(-length // unit))
 
-    def choose_framed(self, scores: Tensor, rows: Rows, unit: int, scale: float, sinks: int, window: int) -> Selection:
+    def cut(self, scores: Tensor, rows: Rows, unit: int, scale: float, sinks: int, window: int) -> Selection:
         """Cut float32 scores `[B, G, N]`; ties go to the lower position."""
         if sinks:
             scores[:, :, :sinks] = torch.inf

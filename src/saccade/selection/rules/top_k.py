@@ -31,7 +31,7 @@ class TopK(FrameableRule):
         units = -(-length // unit)
         return units if length <= self.budget else min(units, self.held(unit))
 
-    def choose_framed(self, scores: Tensor, rows: Rows, unit: int, scale: float, sinks: int, window: int) -> Selection:
+    def cut(self, scores: Tensor, rows: Rows, unit: int, scale: float, sinks: int, window: int) -> Selection:
         """Cut float32 scores `[B, G, N]`; ties go to the lower position."""
         if sinks:
             scores[:, :, :sinks] = torch.inf
