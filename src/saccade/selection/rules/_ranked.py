@@ -25,6 +25,7 @@ class RankedRule(FrameableRule):
     name: ClassVar[str]
     buffer: int
     fixed_size = False
+    keeps_last = True
 
     @abstractmethod
     def taken(

@@ -52,6 +52,10 @@ class Framed(Rule):
     def size(self, length: int, unit: int) -> int:
         return self.rule.size(length, unit)
 
+    def frame(self, length: int, unit: int) -> tuple[int, int]:
+        own = self.rule.frame(length, unit)[1]
+        return units_of(self.sinks, unit) * unit, max(units_of(self.window, unit) * unit, own)
+
     def covers(self, length: int, unit: int) -> bool:
         return self.rule.covers(length, unit)
 

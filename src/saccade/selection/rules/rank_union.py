@@ -58,6 +58,10 @@ class RankUnion(Rule):
     def size(self, length: int, unit: int) -> int:
         return -(-length // unit) if length <= self.budget else self.budget // unit
 
+    def frame(self, length: int, unit: int) -> tuple[int, int]:
+        pages = self.over(unit)
+        return pages.sinks * unit, pages.window * unit
+
     def over(self, unit: int) -> RankUnion:
         """The same rule over pages, counted in pages: as many as hold the sinks, and what fits the budget."""
         return self if unit == 1 else RankUnion(self.budget // unit, units_of(self.sinks, unit), self.recent)

@@ -13,7 +13,7 @@ from ...errors import PolicyError
 from ...kernels._share import Share
 from ...kernels.topk.api import topk_and_last
 from ...types import Rows, Selection
-from .framed import FrameableRule, keep_frame
+from .framed import FrameableRule, frame_of, keep_frame
 
 _MOST_UNITS = 2**31 - 1
 
@@ -48,6 +48,10 @@ class Ratio(FrameableRule):
 
     def size(self, length: int, unit: int) -> int:
         return self.share.of(-(-length // unit))
+
+    def frame(self, length: int, unit: int) -> tuple[int, int]:
+        sinks, window = frame_of(self.size(length, unit) * unit, unit) if self.framed else (0, 0)
+        return sinks, max(window, self.local * unit)
 
     def cut(self, scores: Tensor, rows: Rows, unit: int, scale: float, sinks: int, window: int) -> Selection:
         """Cut float32 scores `[B, G, N]`; ties go to the lower position."""
