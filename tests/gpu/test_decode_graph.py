@@ -26,6 +26,8 @@ POLICIES = {
     "resa": "resa:page=16,min_pages=3,ratio=0.1,rectify=none",
     "tidal": "tidal:budget=64,reselect=3",
     "tidal, ratio": "tidal:rule=ratio,ratio=0.2,reselect=3",
+    "lychee_decode, ratio": "lychee_decode:rule=ratio,ratio=0.2,roles=every:2",
+    "tidal, frame": "tidal:budget=64,reselect=3,sinks=4,window=16",
     "less_is_more": "less_is_more:budget=64,reselect=3",
     "lychee_decode": "lychee_decode:budget=64,roles=every:2",
     "lychee_decode, pages": "lychee_decode:budget=64,page=16,roles=every:2",

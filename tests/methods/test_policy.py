@@ -108,9 +108,11 @@ def test_defaults_are_the_papers() -> None:
         "budget": 2048, "reselect": None, "sinks": 4, "recent": 0.25, "dense_layers": 2, "rectify": None,
     }  # fmt: skip
     assert saccade.policies()["quest"].defaults == {
-        "budget": 2048, "page": 16, "heads": "kv", "dense_layers": None, "rectify": None,
+        "budget": 2048, "page": 16, "min_pages": 1, "keep_last": True, "heads": "kv", "dense_layers": None,
+        "rectify": None,
     }  # fmt: skip
     cut = {"budget": 2048, "rule": "top_k", "top_p": None, "threshold": None, "ratio": None}
+    cut |= {"sinks": None, "window": None}
     plain = {**cut, "heads": "kv", "dense_layers": 2, "rectify": None}
     assert saccade.policies()["tidal"].defaults == {**plain, "reselect": None}
     assert saccade.policies()["exact_topk"].defaults == {**plain, "dense_layers": None}
@@ -157,6 +159,7 @@ def test_rectification_is_what_was_asked_for() -> None:
     assert saccade.policy("resa").rectify == saccade.Rectify(every=32, mode="overwrite")
     assert saccade.policy("tidal", rectify="4:verify").rectify == saccade.Rectify(4, "verify")
     assert saccade.policy("tidal").rectify is saccade.policy("dense").rectify is None
+    assert saccade.policy("quest", keep_last=False).to_spec() == "quest:keep_last=false"
     assert saccade.policy("resa", rectify=None).to_spec() == "resa:rectify=none"
     assert saccade.policy("less_is_more", rectify=32).to_spec() == "less_is_more:rectify=32"
 

@@ -13,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from saccade.errors import PolicyError
+from saccade.eval.entry import terms_of
 from saccade.methods.policy import Policy
 from saccade.plans.cost import PARTS, Cost, cost_of
 from saccade.plans.plan import Plan
@@ -21,7 +22,7 @@ from saccade.plans.roles import RoleMap
 from saccade.selection.clusters.selector import ClusterSelector
 from saccade.selection.clusters.traffic import ClusterTraffic
 from saccade.selection.costs import Bytes
-from saccade.selection.rules import RankUnion, Ratio, Threshold, TopK, TopP
+from saccade.selection.rules import Framed, RankUnion, Ratio, Threshold, TopK, TopP
 from saccade.selection.scorers.exact import ExactScorer
 from saccade.selection.scorers.page_bounds import PageBoundScorer
 from saccade.selection.selector import Rule, ScoredSelector, WindowSelector
@@ -296,8 +297,18 @@ TOKEN_RULES: list[Rule] = [
     TopP(0.9, buffer=6),
     TopP(1.0, buffer=64),
     Threshold(0.02, buffer=10),
+    Framed(TopK(7), 2, 3),
+    Framed(Threshold(0.02, buffer=10), 2, 3),
+    Ratio(0.3, framed=True),
 ]
-PAGE_RULES: list[Rule] = [TopK(8), TopK(17), TopK(40), Ratio(0.3), Ratio(0.1, minimum=4, local=2)]
+PAGE_RULES: list[Rule] = [
+    TopK(8),
+    TopK(17),
+    TopK(40),
+    Ratio(0.3),
+    Ratio(0.1, minimum=4, local=2),
+    Framed(TopK(17), 2, 5),
+]
 
 
 @pytest.mark.parametrize(
@@ -317,6 +328,30 @@ def test_rules_know_the_size_of_their_sets(rule: Rule, unit: int, length: int) -
     else:
         assert max(counts) <= said
         assert min(counts) >= 1
+
+
+@pytest.mark.parametrize(
+    ("spec", "frame", "dense_layers", "read"),
+    [
+        # Of 32 layers of 8 KV heads at 65,536 tokens; a page's two bounds are an eighth of its keys.
+        ("dense", None, 32, 1.0),
+        ("streaming:budget=4096,dense_layers=2", (4, 4092), 2, (2 + 30 / 16) / 32),
+        ("quest:budget=4096", (0, 16), 2, (2 + 30 * (1 / 16 + 1 / 16)) / 32),
+        ("tidal:budget=4096,reselect=16,sinks=4,window=64", (4, 64), 2, (4 + 28 / 16) / 32),
+        ("less_is_more:budget=4096,reselect=16", (4, 1020), 2, (4 + 28 / 16) / 32),
+        ("lychee_decode:budget=4096,roles=every:4", (128, 256), 0, (8 + 24 / 16) / 32),
+        ("lychee_decode:rule=ratio,ratio=0.0625,roles=every:4", (128, 256), 0, (8 + 24 / 16) / 32),
+        ("composed:rule=rank_union,scorer=page_bounds,budget=4096", (16, 1008), 2, (2 + 30 * (1 / 16 + 1 / 16)) / 32),
+        ("resa:ratio=0.0625,rectify=31", (0, 16), 0, (1 / 16 + 1 / 16) * 31 / 32 + 1 / 32),
+    ],
+)
+def test_on_which_terms_policies_are_compared(
+    spec: str, frame: tuple[int, int] | None, dense_layers: int, read: float
+) -> None:
+    terms = terms_of(Policy.from_spec(spec), ModelShape(32, 32, 8, 128), 65_536)
+    assert terms["frame"] == frame and terms["dense_layers"] == dense_layers
+    # Upkeep reads some pages more.
+    assert terms["cache_read"] == pytest.approx(read, rel=4e-3)
 
 
 @pytest.mark.parametrize("length", [1, 9, 10, 11, 50])

@@ -26,6 +26,7 @@ from ..eval.snapshot import Snapshot
 from ..kernels._softmax import capped
 from ..kernels.topk.api import topk_and_last
 from ..selection.rules import Ratio
+from ..selection.rules.framed import keep_frame
 
 
 def _no_mask(*args: Any, **kwargs: Any) -> None:
@@ -241,15 +242,16 @@ def _scores(q: Tensor, keys: Tensor, key: Tensor) -> Tensor:
 def _choose(q: Tensor, keys: Tensor, key: Tensor, kept: float) -> Tensor:
     """The best `kept` of what each new token sees, by its group's mean score; bool `[Hkv, n, T + n]`.
 
-    As at inference: the share is exact in decimals and rounded up, the current token always among them, ties go to the
-    lower position.
+    As at inference: the share is exact in decimals and rounded up, the current token, sinks and a window always among
+    them, ties go to the lower position.
     """
     scores, rule = _scores(q.float().mean(1, keepdim=True), keys, key)[:, 0], Ratio(kept)
     heads, new, seen = scores.shape
     lengths = torch.arange(seen - new + 1, seen + 1, dtype=torch.int32, device=q.device)
-    most = rule.size(seen, 1)
+    most, sizes = rule.size(seen, 1), rule.share.of_each(lengths)
+    keep_frame(scores.transpose(0, 1), lengths, sizes)
     if not scores.is_cpu:  # kernels there are made for the few rows of a step, and compiled anew as lengths change
-        return best_of_each(scores, rule.share.of_each(lengths), rule.size(seen - new + 1, 1), most)
+        return best_of_each(scores, sizes, rule.size(seen - new + 1, 1), most)
     ids, _ = topk_and_last(scores.transpose(0, 1), lengths, most - 1, 1, share=rule.share)
     chosen = torch.zeros((new, heads, seen + 1), dtype=torch.bool, device="cpu")
     chosen.scatter_(2, ids.long() % (seen + 1), value=True)  # -1, which is none, falls behind the last token

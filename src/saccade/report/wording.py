@@ -31,6 +31,22 @@ COLUMNS: Columns = {
 """One row of `results.json`, labelled, as text; what decides comes first."""
 
 
+READ, FRAME = "cache read, index too", "sinks+ window, dense layers"
+TERMS: Columns = {
+    READ: lambda row: number(row["cache_read"], "{:.1%}"),
+    FRAME: lambda row: frame(row),
+}
+"""On which terms policies are compared; see `eval.entry.terms_of`."""
+
+
+def with_terms(columns: Columns, rows: Iterable[Row], behind: str) -> Columns:
+    """Columns with those of `TERMS` behind one of them, where rows tell: earlier results do not."""
+    if not all("cache_read" in row for row in rows):
+        return columns
+    place = list(columns).index(behind) + 1
+    return dict([*list(columns.items())[:place], *TERMS.items(), *list(columns.items())[place:]])
+
+
 def grouped(rows: Iterable[Row], key: Callable[[Row], Key]) -> dict[Key, list[Row]]:
     """Rows by what `key` says of them, in order of appearance."""
     found: dict[Key, list[Row]] = {}
@@ -48,3 +64,9 @@ def lengths(contexts: Sequence[int]) -> str:
 
 def number(value: float | None, form: str) -> str:
     return NOTHING if value is None else form.format(value)
+
+
+def frame(row: Row) -> str:
+    """First and last tokens in every set, and how many layers are dense."""
+    kept = NOTHING if row["frame"] is None else "{:,}+{:,}".format(*row["frame"])
+    return f"{kept}, {row['dense_layers']}"
