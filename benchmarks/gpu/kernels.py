@@ -13,7 +13,6 @@ from torch import Tensor
 
 from saccade.decode.state import own_indexes
 from saccade.errors import KernelError
-from saccade.kernels.cluster_search.api import cluster_search
 from saccade.kernels.dense_decode_scores.api import dense_decode_scores
 from saccade.kernels.dense_pass.api import dense_pass
 from saccade.kernels.hybrid_decode.api import hybrid_decode
@@ -22,6 +21,7 @@ from saccade.kernels.sparse_decode.api import sparse_decode
 from saccade.kernels.topk.api import topk
 from saccade.plans.plan import Plan, layer_roles
 from saccade.selection.clusters.index import ClusterLayer
+from saccade.selection.clusters.search import cluster_search
 from saccade.selection.clusters.selector import ClusterSelector
 from saccade.selection.rules.rank_union import RankUnion
 from saccade.selection.rules.ratio import Ratio

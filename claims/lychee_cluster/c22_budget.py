@@ -3,7 +3,7 @@
 from ..designs.questions import Questions
 from ..judging.claim import LYCHEE_CLUSTER, Claim, Group, Source, Test
 
-ARM = "lychee_cluster:budget={}"
+ARM = "lychee_cluster:form=paper,budget={}"
 
 
 def _gain(larger: int, smaller: int, bound: float, *, saturated: bool = False, decides: bool = True) -> Test:

@@ -3,7 +3,7 @@
 from ..designs.indexing import Indexing
 from ..judging.claim import LYCHEE_CLUSTER, Claim, Group, Source, Test
 
-LAZY, OURS = "lazy_clusters:budget=512", "lychee_cluster:budget=512"
+LAZY, OURS = "lazy_clusters:budget=512", "lychee_cluster:form=paper,budget=512"
 
 QUARTERS = {1: "the first quarter", 2: "the second quarter", 3: "the third quarter", 4: "the last quarter"}
 

@@ -129,11 +129,11 @@ def test_the_ceilings_by_hand() -> None:
         # 8 units of 64 clusters for every 128 chunks of 12 tokens: 683; of their clusters those with 4 * 1024 tokens:
         # 171; and half a group's keys once per 128 tokens: half a token each.
         "lychee_cluster:budget=1024,form=paper": 2 / 32 + 30 / 32 * (1024 + (683 + 171 + 768 / 128) / 2) / 131_072,
-        # A mean for every 4 chunks of 12 tokens, and for the chunks of 4 budgets; a mean for every 8 tokens. No values.
-        # Of every token a score is written and read, and a number of 4 or 2 bytes: a key and a value have 512. Of every 8
-        # tokens a logit of 4 query heads is written and read, and a spread and a size: 5 bytes a token.
-        "lychee_cluster:budget=1024": 2 / 32 + 30 / 32 * ((1024 + 4096 / 12 / 2) / 131_072 + 1 / 48 / 2 + 12 / 512),
-        "token_clusters:budget=1024": 2 / 32 + 30 / 32 * (1024 / 131_072 + 1 / 8 / 2 + 15 / 512),
+        # A mean for every chunk of 12 tokens, or for every 8 tokens. A key and a value have 512 bytes; of every token a
+        # score is written and read, 8, and its set's number is read, 4 or 2; of every set a logit of 4 query heads is
+        # written and read, 32, a spread and a size are read, 8.
+        "lychee_cluster:budget=1024": 2 / 32 + 30 / 32 * (1024 / 131_072 + 1 / 12 / 2 + (12 + 40 / 12) / 512),
+        "token_clusters:budget=1024": 2 / 32 + 30 / 32 * (1024 / 131_072 + 1 / 8 / 2 + (10 + 40 / 8) / 512),
         "resa": (32 * (1 / 16 + 1 / 10) + 1) / 33,
     }
     for spec, share in by_hand.items():

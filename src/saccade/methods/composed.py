@@ -5,10 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Annotated, Literal
 
-from pydantic import Field
-
 from ..plans.plan import Plan, dense_unless_told, layer_roles
-from ..selection.clusters.selector import ClusterSelector
 from ..selection.mass import MassSelector
 from ..selection.rules import RankUnion, Ratio
 from ..selection.rules.framed import FrameableRule, units_of
@@ -21,41 +18,22 @@ from ._roles import roles_of
 from .method import Method
 from .options import AtLeastOne, DenseLayers, Page, Recent, RectifyField, Roles, Sinks, moved
 
-CLUSTER = {"chunking", "chunk_min", "chunk_max", "cluster_size"}
 OWNERS = {
     "recent": ("rule", "rank_union"),
     **dict.fromkeys(("min_pages", "local_pages"), ("rule", "ratio")),
-    **dict.fromkeys(("chunk_min", "chunk_max", "chunk_pooling", "cluster_size"), ("scorer", "cluster")),
 }
-"""Options that only one rule or one scorer understands."""
-CLUSTERED = (
-    ("rule", "top_k", "keeps whole chunks while they fit the budget"),
-    ("page", 1, "cuts chunks where the text breaks"),
-    ("heads", "kv", "searches with a group's mean query"),
-    ("pooling", "mean", "searches with a group's mean query"),
-)
-"""Options of which an index of chunks knows one value."""
+"""Options that only one rule understands."""
 
 
 class ComposedOptions(CutOptions):
     """Options of `composed`; an option that is not given takes what its scorer or rule is published with."""
 
-    scorer: Literal["exact", "page_bounds", "cluster"] = "exact"
-    """what tells promising tokens from the rest: exact q·k, min/max bounds of pages, or lychee_cluster's index"""
+    scorer: Annotated[Literal["exact", "page_bounds"], moved("cluster", "lychee_cluster:form=paper", "")] = "exact"
+    """what tells promising tokens from the rest: exact q·k, or min/max bounds of pages"""
     rule: Literal["top_k", "top_p", "threshold", "ratio", "rank_union"] = "top_k"  # type: ignore[assignment]  # one more
     """how scores become a set: as in the other policies, or LessIsMore's rank_union"""
     page: Page | None = None
     """tokens per selection page; not given: 1 with exact scores, 16 with page bounds"""
-    chunking: Literal["fixed", "text"] | None = None
-    """scorer=cluster: chunks of one length, or cut where the text breaks; not given: text"""
-    chunk_min: AtLeastOne | None = None
-    """scorer=cluster: fewest tokens of a chunk; not given: 8"""
-    chunk_max: AtLeastOne | None = None
-    """scorer=cluster: most tokens of a chunk; not given: 16"""
-    chunk_pooling: Literal["mean", "max"] | None = None
-    """scorer=cluster: how a chunk's keys become one (LycheeCluster, table 3); not given: mean"""
-    cluster_size: Annotated[AtLeastOne, Field(le=8)] | None = None
-    """scorer=cluster: chunks per fine cluster (LycheeCluster, appendix E); not given: 2"""
     heads: HeadGrouping | None = None
     """kv, query or all: how many sets a layer has; not given: all with rank_union, else kv"""
     pooling: Annotated[Literal["max", "mean", "mass"] | None, moved("random", "random_head")] = None
@@ -103,10 +81,6 @@ class ComposedOptions(CutOptions):
 
     @property
     def selector(self) -> Selector:
-        if self.scorer == "cluster":
-            given = self.model_dump(include=CLUSTER, exclude_none=True)
-            every = 0 if self.rectify is None else self.rectify.every
-            return ClusterSelector(budget=self.tokens, every=every, pooling=self.chunk_pooling or "mean", **given)
         shared = (self.pooling or "max") if self.grouping == "kv" else "each"
         pooling: Pooling = "each" if shared == "mass" else shared
         scorer = ExactScorer(pooling, self.unit) if self.scorer == "exact" else PageBoundScorer(self.unit, pooling)
@@ -121,20 +95,10 @@ class ComposedOptions(CutOptions):
 
     def _reasons(self) -> Iterator[str]:
         rule, scorer, heads, pooling = self.rule, self.scorer, self.grouping, self.pooling
-        if self.chunking == "text" and scorer == "page_bounds":
-            yield "chunking=text needs scorer=cluster; with page bounds it is the method text_pages of `claims` now"
-        if self.chunking is not None and scorer == "exact":
-            yield f"chunking={self.chunking} needs scorer=cluster, not exact"
         for name, (option, owner) in OWNERS.items():
             value, held = getattr(self, name), getattr(self, option)
             if value is not None and held != owner:
                 yield f"{name}={value} belongs to {option}={owner}, but the {option} is {held}"
-        for name, fixed, why in CLUSTERED if scorer == "cluster" else ():
-            value = getattr(self, name)
-            if value not in (None, fixed):
-                yield f"{name}={value} does not fit scorer=cluster, which {why}: only {name}={fixed} does"
-        if scorer == "cluster" and any(self.frame):
-            yield "sinks and window do not fit scorer=cluster, which keeps those of lychee_cluster"
         if self.window is not None and rule == "rank_union":
             yield f"window={self.window} does not fit rule=rank_union, whose window is a share: recent"
         if scorer != "exact" and rule in ("top_p", "threshold"):

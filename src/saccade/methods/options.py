@@ -127,12 +127,12 @@ RectifyField = Annotated[
 OptionsT = TypeVar("OptionsT", bound=Options)
 
 
-def moved(value: str, method: str) -> BeforeValidator:
+def moved(value: str, method: str, where: str = " of `claims`") -> BeforeValidator:
     """Refuse what an option was once given for something that only claims ask for, and say where that is now."""
 
     def check(given: Any) -> Any:
         if given == value:
-            raise ValueError(f"it is the method {method} of `claims` now")
+            raise ValueError(f"it is the method {method}{where} now")
         return given
 
     return BeforeValidator(check)

@@ -112,11 +112,10 @@ class MassIndex:
 
     def _runs(self, new: Sequence[Intake]) -> Iterator[tuple[int, Runs]]:
         """Groups of which something is new, and how many tokens each of them has at most."""
-        if self.table is None:
-            assert isinstance(self.settings, TokenSettings), "only chunks have a table"
+        if isinstance(self.settings, TokenSettings):
             yield from token_runs(self.settings, new, self.trees.ends.device)
             return
-        assert isinstance(self.settings, ClusterSettings), "only chunks have a table"
+        assert self.table is not None, "chunks have one"
         runs = chunk_runs(self.settings, self.table, new, self._groups)
         assert runs.owners is not None, "sets are chunks"
         target = self.trees.labels[0, :, 0]

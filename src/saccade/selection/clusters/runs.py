@@ -11,6 +11,7 @@ from torch import Tensor
 
 from ...text.table import ChunkTable
 from ...types import Intake
+from .groups import touched
 from .settings import ClusterSettings
 from .token_settings import TokenSettings
 
@@ -38,11 +39,11 @@ class Runs:
 
     def part(self, first: int, stop: int) -> Runs:
         """Some of them."""
-        slots, place, start, begin, end, made = (
-            held[first:stop] for held in (self.slots, self.place, self.start, self.begin, self.end, self.made)
-        )
-        owners = None if self.owners is None else self.owners[first:stop]
-        return Runs(self.on_host[first:stop], slots, place, start, begin, end, made, owners)
+        some = slice(first, stop)
+        tensors = (self.slots, self.place, self.start, self.begin, self.end, self.made)
+        slots, place, start, begin, end, made = (held[some] for held in tensors)
+        owners = None if self.owners is None else self.owners[some]
+        return Runs(self.on_host[some], slots, place, start, begin, end, made, owners)
 
 
 def token_runs(settings: TokenSettings, new: Sequence[Intake], device: torch.device) -> Iterator[tuple[int, Runs]]:
@@ -61,16 +62,8 @@ def token_runs(settings: TokenSettings, new: Sequence[Intake], device: torch.dev
 def chunk_runs(settings: ClusterSettings, table: ChunkTable, new: Sequence[Intake], held: int) -> Runs:
     """Groups with chunks that are new, of as many as there is room for; the table has taken them in."""
     size, device = settings.replant, table.edges.device
-    told = [(one.slot, one.kept) for one in new]
-    slots, kept = torch.tensor(told, device="cpu").to(device, non_blocking=True).unbind(1)
-    first, counts = table.counted(slots, kept) // size, table.counts.index_select(0, slots).long()
-    number = max(map(settings.touched, new))
-    if slots.is_cpu:
-        # Reading them costs nothing here, and groups of nothing would be looked at else.
-        number = max(int(((counts - 1).clamp(min=0) // size - first).max()) + 1, 1)
-    number = min(number, held)
-    # Beginning earlier makes the same once more.
-    numbers = (first.clamp(max=held - number)[:, None] + torch.arange(number, device=device)).flatten()
+    slots, first, counts, number = touched(settings, table, new, held)
+    numbers = (first[:, None] + torch.arange(number, device=device)).flatten()
     slots, counts = slots.repeat_interleave(number), counts.repeat_interleave(number)
     chunk = torch.minimum(numbers[:, None] * size + torch.arange(size + 1, device=device), counts[:, None])
     edges = table.edges.index_select(0, slots).gather(1, chunk).long()

@@ -70,6 +70,10 @@ class ClusterSettings:
         return min(most, max(min(LARGEST_BUFFER, self.budget // 4), 1))
 
     @property
+    def reads_text(self) -> bool:
+        return self.chunking == "text"
+
+    @property
     def cuts(self) -> Cuts:
         return Cuts(self.sinks, self.chunk_min, self.chunk_max)
 

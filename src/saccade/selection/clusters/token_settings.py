@@ -6,8 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from ...errors import PolicyError
-
-LARGEST_BUFFER = 128
+from .settings import LARGEST_BUFFER
 
 
 @dataclass(frozen=True)
@@ -41,13 +40,10 @@ class TokenSettings:
         for name, value in (("buffer", self.buffer), ("cluster_size", self.cluster_size), ("group", self.group)):
             if value is not None and value & (value - 1):
                 raise PolicyError(f"{name}={value} is not valid; it must be a power of two")
-        if self.group < max(self.buffer or 1, self.cluster_size):
+        if self.buffer is not None and not self.cluster_size <= self.buffer <= self.group:
             raise PolicyError(
-                f"group={self.group} is not valid; the smallest is {max(self.buffer or 1, self.cluster_size)}, "
-                "what a buffer or a cluster has"
+                f"buffer={self.buffer} is not valid: {self.cluster_size} (a cluster) to {self.group} (a group) are"
             )
-        if self.buffer is not None and self.buffer < self.cluster_size:
-            raise PolicyError(f"buffer={self.buffer} is not valid; the smallest is {self.cluster_size}, a cluster")
         smallest = self._always(self.buffer or self.cluster_size) + 1
         if self.budget < smallest:
             raise PolicyError(
@@ -65,7 +61,6 @@ class TokenSettings:
 
     @property
     def tokens(self) -> int:
-        """The most tokens of a group."""
         return self.group
 
     @property
