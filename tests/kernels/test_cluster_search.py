@@ -14,7 +14,6 @@ from hypothesis import strategies as st
 from kernel_checks import fast_attention, fewer
 from torch import Tensor
 
-from saccade.errors import KernelError
 from saccade.kernels._chunk_sets import lay_out
 from saccade.kernels._cluster_tree import ClusterTree, SearchWidths
 from saccade.kernels._native import library as native
@@ -402,30 +401,3 @@ def test_the_reference_never_synchronises_with_the_host() -> None:
         assert found.ids.shape == (1, 1, 12)
     with pytest.raises(RuntimeError, match="meta"):
         lengths.max().item()
-
-
-def test_errors() -> None:
-    case = example()
-    tree, lengths, options = case.tree, case.lengths, case.options
-    with pytest.raises(KernelError, match=r"q must be floating point \[1, a multiple of 1, 4\]"):
-        cluster_search(case.q[..., :3], tree, lengths, **options)
-    with pytest.raises(KernelError, match="q must be floating point"):
-        cluster_search(case.q.int(), tree, lengths, **options)
-    with pytest.raises(KernelError, match="seq_lens must be int32"):
-        cluster_search(case.q, tree, lengths.long(), **options)
-    with pytest.raises(KernelError, match="must be on one device"):
-        cluster_search(case.q, tree, lengths.repeat(2), **options)
-    for slots in (lengths.repeat(2), lengths.to("meta")):
-        with pytest.raises(
-            KernelError, match=r"q, seq_lens \[\d\], slots and the index must be on one device|q must be"
-        ):
-            cluster_search(case.q, tree, lengths, slots=slots, **options)
-    for slot in (-1, 1):
-        with pytest.raises(KernelError, match=rf"slots must be 0 to 0, got \[{slot}\]"):
-            cluster_search(case.q, tree, lengths, slots=torch.full_like(lengths, slot), **options)
-    with pytest.raises(KernelError, match=r"slots must be int32, got torch\.int64"):
-        cluster_search(case.q, tree, lengths, slots=lengths.long(), **options)
-    with pytest.raises(KernelError, match="must be at least 1, got 0"):
-        cluster_search(case.q, tree, lengths, **{**options, "budget": 0})
-    with pytest.raises(KernelError, match="must be at least 1"):
-        cluster_search(case.q, tree, lengths, **{**options, "widths": case.widths._replace(chunks=0)})

@@ -38,7 +38,6 @@ SMALLEST = [
     ({"name": "token_clusters", "rectify": 32, "cluster_size": 16}, 65),
     ({"name": "composed", "scorer": "page_bounds"}, 16),
     ({"name": "composed", "rule": "rank_union"}, 6),
-    ({"name": "composed", "scorer": "cluster"}, 48),
 ]
 
 
@@ -112,7 +111,7 @@ NOT_VALID = {
     "token_clusters: group": [64, 16384],
     "token_clusters: spread": [-0.1, 5, None],
     "token_clusters: heads": ["all"],
-    "composed: scorer": ["best"],
+    "composed: scorer": ["best", "cluster"],
     "composed: page": [0],
     "composed: sinks": [-1],
     "tidal: window": [-1, 1.5],
@@ -209,7 +208,6 @@ BOUNDS = {"scorer": "page_bounds"}
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({"sinks": 3, "scorer": "cluster"}, ("sinks and window do not fit scorer=cluster",)),
         ({"window": 3, "rule": "rank_union"}, ("window=3 does not fit rule=rank_union", "recent")),
         ({"recent": 0.5, "rule": "ratio", "ratio": 0.5}, ("recent=0.5 belongs to rule=rank_union", "rule is ratio")),
         ({"min_pages": 3}, ("min_pages=3 belongs to rule=ratio",)),
@@ -228,29 +226,14 @@ BOUNDS = {"scorer": "page_bounds"}
         ),
         ({"rule": "top_p", "top_p": 0.5, **BOUNDS}, ("rule=top_p needs scorer=exact", "probabilities")),
         ({"rule": "threshold", "threshold": 0.5, "page": 2}, ("rule=threshold", "a page of 2 tokens")),
-        ({"scorer": "cluster", "rule": "ratio", "ratio": 0.1}, ("rule=ratio does not fit scorer=cluster", "top_k")),
-        ({"scorer": "cluster", "rule": "top_p", "top_p": 0.1}, ("rule=top_p does not fit scorer=cluster",)),
-        ({"scorer": "cluster", "rule": "rank_union"}, ("rule=rank_union does not fit scorer=cluster",)),
-        ({"scorer": "cluster", "page": 16}, ("page=16 does not fit scorer=cluster",)),
-        ({"scorer": "cluster", "heads": "query"}, ("heads=query does not fit scorer=cluster", "heads=kv")),
-        ({"scorer": "cluster", "pooling": "max"}, ("pooling=max does not fit scorer=cluster", "pooling=mean")),
         ({"roles": "f.json", "dense_layers": 2}, ("dense_layers=2 does not fit roles=f.json",)),
-        ({"chunking": "text"}, ("chunking=text needs scorer=cluster", "not exact")),
-        ({"chunking": "fixed"}, ("chunking=fixed needs scorer=cluster", "not exact")),
-        ({"chunking": "text", **BOUNDS}, ("the method text_pages of `claims`",)),
-        ({"chunk_min": 8, **BOUNDS}, ("chunk_min=8 belongs to scorer=cluster", "the scorer is page_bounds")),
-        ({"chunk_max": 0, "scorer": "cluster"}, ("chunk_max=0 is not valid",)),
-        ({"chunking": "lines", **BOUNDS}, ("chunking='lines' is not valid", "'fixed' or 'text'")),
-        ({"chunk_pooling": "max", **BOUNDS}, ("chunk_pooling=max belongs to scorer=cluster", "scorer is page_bounds")),
-        ({"cluster_size": 2, "chunking": "fixed", **BOUNDS}, ("cluster_size=2 belongs to scorer=cluster",)),
-        ({"cluster_size": 9, "scorer": "cluster"}, ("cluster_size=9 is not valid", "must be at most 8")),
     ],
 )
 def test_what_makes_no_sense_together(options: dict[str, Any], words: tuple[str, ...]) -> None:
     bad("policy composed: ", *words, name="composed", **options)
 
 
-@pytest.mark.parametrize("spec", ["lychee_cluster:coarse=cap64", "lychee_cluster:pack=whole", "quest:chunking=text"])
+@pytest.mark.parametrize("spec", ["lychee_cluster:coarse=cap64", "quest:chunking=text", "composed:cluster_size=2"])
 def test_options_of_former_versions_are_unknown(spec: str) -> None:
     with pytest.raises(saccade.PolicyError, match="has no option"):
         saccade.Policy.from_spec(spec)
@@ -289,3 +272,28 @@ def test_unknown_option_names_the_valid_ones(name: str) -> None:
 @pytest.mark.parametrize("name", ["", "Quest", "lychee", "que st"])
 def test_unknown_policy_names_the_valid_ones(name: str) -> None:
     bad(f"unknown policy {name!r}", *OPTIONS, name=name)
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"pooling": "max"}, "pooling=max belongs to form=paper"),
+        ({"cluster_size": 2}, "cluster_size=2 belongs to form=paper"),
+        ({"form": "paper", "spread": 2}, "spread=2 belongs to form=mass, but the form is paper"),
+    ],
+)
+def test_options_of_the_other_form(options: dict[str, Any], words: str) -> None:
+    bad("policy lychee_cluster: ", words, name="lychee_cluster", **options)
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"cluster_size": 12}, "cluster_size=12 is not valid; it must be a power of two"),
+        ({"buffer": 24}, "buffer=24 is not valid; it must be a power of two"),
+        ({"buffer": 256, "group": 128}, "buffer=256 is not valid: 8 (a cluster) to 128 (a group) are"),
+        ({"buffer": 8, "cluster_size": 16}, "buffer=8 is not valid: 16 (a cluster) to 2048 (a group) are"),
+    ],
+)
+def test_sizes_of_token_clusters_that_do_not_fit(options: dict[str, Any], words: str) -> None:
+    bad("policy token_clusters: ", words, name="token_clusters", **options)

@@ -11,7 +11,6 @@ import pytest
 from hypothesis import given
 
 import saccade
-from saccade.selection.clusters.selector import ClusterSelector
 from saccade.types import ModelShape, Role
 
 from .drawing import NEEDED, OPTIONS, SHAPE, policies
@@ -162,16 +161,3 @@ def test_rectification_is_what_was_asked_for() -> None:
     assert saccade.policy("quest", keep_last=False).to_spec() == "quest:keep_last=false"
     assert saccade.policy("resa", rectify=None).to_spec() == "resa:rectify=none"
     assert saccade.policy("less_is_more", rectify=32).to_spec() == "less_is_more:rectify=32"
-
-
-def test_composed_cluster_takes_its_chunks_from_the_options() -> None:
-    def selector(**options: Any) -> ClusterSelector:
-        made = saccade.policy("composed", scorer="cluster", budget=256, **options).plan(SHAPE).selector
-        assert isinstance(made, ClusterSelector)
-        return made
-
-    assert selector() == ClusterSelector(budget=256)
-    for chunking, sizes in (("fixed", (4, 12)), ("text", (8, 16))):
-        made = selector(chunking=chunking, chunk_min=sizes[0], chunk_max=sizes[1])
-        assert made == ClusterSelector(budget=256, chunking=chunking, chunk_min=sizes[0], chunk_max=sizes[1])
-    assert selector(chunk_pooling="max", cluster_size=3) == ClusterSelector(budget=256, pooling="max", cluster_size=3)

@@ -144,7 +144,7 @@ def test_the_ceilings_by_hand() -> None:
 
 def test_cluster_written_out() -> None:
     """Lengths chosen so that nothing is rounded: 3072 chunks of 16 in 24 groups, each of 64 clusters in 8 units."""
-    policy = Policy.from_spec("composed:scorer=cluster,budget=1024,chunking=fixed")
+    policy = Policy.from_spec("lychee_cluster:form=paper,budget=1024,chunking=fixed")
     length = 16 + 3072 * 16 + 64 + 8 + 1
     cost = cost_of(
         policy.plan(LLAMA), None, LLAMA, context=length - 1, batch=1, kv_itemsize=2, weight_bytes=2.0 * LLAMA_PARAMETERS
@@ -154,9 +154,8 @@ def test_cluster_written_out() -> None:
     # 192 units of 256 tokens; the 16th reaches 4 * 1024: 16 times 8 clusters.
     units, candidates = 192, 16 * 8
     assert cost.scores.read == cost.scores.written == pytest.approx(heads * 4 * (units + candidates), rel=1e-12)
-    # A node is its centroid and radius; a unit has two integers beside, a cluster one, and one more when it is taken.
-    chunks = (1024 - 16 - 64 - 8 - 1) / 16
-    search = units * (vector + 4 + 8) + candidates * (vector + 4 + 4) + chunks / 2 * 4 + chunks * 12
+    # A node is its centroid and radius; a unit has two integers beside, a cluster one.
+    search = units * (vector + 4 + 8) + candidates * (vector + 4 + 4)
     # Every 128 tokens the last group, half full: 64 chunks of 16 keys; 32 clusters, 6 units and 64 members written.
     written = (32 + 6) * (vector + 4 + 8) + 64 * 4
     assert cost.index.read == pytest.approx(heads * (search + 64 * 16 * vector / 128), rel=1e-12)

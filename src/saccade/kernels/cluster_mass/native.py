@@ -7,7 +7,7 @@ from torch import Tensor
 
 from saccade.kernels._mass_tree import MassSettings, MassTree
 from saccade.kernels._native.attention import attention, native_refusal
-from saccade.kernels.cluster_mass.shares import token_scores
+from saccade.kernels._token_shares import token_scores
 from saccade.types import KVView, Rows, Softmax
 
 

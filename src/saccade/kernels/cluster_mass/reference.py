@@ -5,7 +5,7 @@ from __future__ import annotations
 from torch import Tensor
 
 from saccade.kernels._mass_tree import MassSettings, MassTree
-from saccade.kernels.cluster_mass.shares import token_scores
+from saccade.kernels._token_shares import token_scores
 
 
 def cluster_mass(q: Tensor, tree: MassTree, slots: Tensor, settings: MassSettings) -> Tensor:
