@@ -35,7 +35,7 @@ POLICIES = {
     "less_is_more": "less_is_more:reselect=3,dense_layers=1,budget=9",
     "lychee_decode": "lychee_decode:roles=every:2,page=4,budget=12",
     "streaming": "streaming:budget=9",
-    "lychee_cluster": "lychee_cluster:sinks=2,chunk_min=2,chunk_max=4,dense_layers=1,budget=20,replant=3",
+    "lychee_cluster": "lychee_cluster:sinks=2,chunk_min=2,chunk_max=4,dense_layers=1,budget=20",
     "exact_topk": "exact_topk:dense_layers=1,budget=9",
 }
 

@@ -43,7 +43,7 @@ POLICIES = {
     "union of pages": "composed:scorer=page_bounds,page=4,rule=rank_union,sinks=3,budget=16,dense_layers=1",
     "quest, none forced": "quest:page=4,budget=4,min_pages=3,keep_last=false,dense_layers=1",
     "lychee_cluster": f"lychee_cluster:{CLUSTERS}",
-    "lychee_cluster, small groups": f"lychee_cluster:{CLUSTERS},replant=3",
+    "lychee_cluster, small groups": f"lychee_cluster:{CLUSTERS},form=paper,replant=3",
     "covering": "less_is_more:reselect=3,dense_layers=1,budget=50",
 }
 """Small sets, and one that covers all rows but not the capacity."""
@@ -185,7 +185,8 @@ def _index_memory(decoding: Decoding) -> list[int]:
     if not isinstance(indexes, RowSlots):
         return [id(part) for index in indexes._held.values() for part in (index.lower, index.upper)]
     layers = {} if indexes.index is None else indexes.index.layers
-    return [id(part) for one in layers.values() for part in one.tree.tensors().values()]
+    trees = [one.tree for one in layers.values()]
+    return [id(part) for tree in trees for name in tree.__slots__ if (part := getattr(tree, name)) is not None]
 
 
 def in_cache(decoding: Decoding) -> Session:

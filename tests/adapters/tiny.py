@@ -38,9 +38,15 @@ SMALL = {
 """Options for these models, for every method that has them."""
 
 
+FLOOR = ("quest", "min_pages")
+
+
 def small(method: saccade.Method) -> str:
     """A method's spec with `{budget}` for its budget, if it has one."""
-    told = (f"{option}={value}" for option, value in SMALL.items() if option in method.defaults)
+    # A floor of pages is what makes `resa` cover everything; `quest` has a budget for that.
+    told = (
+        f"{name}={value}" for name, value in SMALL.items() if name in method.defaults and (method.name, name) != FLOOR
+    )
     return ":".join(filter(None, (method.name, ",".join(told))))
 
 

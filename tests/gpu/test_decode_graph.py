@@ -33,14 +33,14 @@ POLICIES = {
     "lychee_decode, pages": "lychee_decode:budget=64,page=16,roles=every:2",
     "exact_topk": "exact_topk:budget=64",
     "lychee_cluster": "lychee_cluster:budget=64",
-    "lychee_cluster, small groups": "lychee_cluster:budget=64,chunk_min=2,chunk_max=4,replant=8",
-    "lychee_cluster, paper": "lychee_cluster:budget=64,form=paper",
+    "lychee_cluster, small groups": "lychee_cluster:budget=64,form=paper,chunk_min=2,chunk_max=4,replant=8",
+    "lychee_cluster, text": "lychee_cluster:budget=64,chunk_min=2,chunk_max=4",
     "token_clusters": "token_clusters:budget=64,group=128",
     "token_clusters, query heads": "token_clusters:budget=64,group=128,heads=query",
     "covering": "tidal:budget=400,reselect=3",
     "resa, rectified": "resa:page=16,min_pages=3,ratio=0.1,rectify=4",
     "tidal, rectified": "tidal:budget=64,reselect=3,rectify=5",
-    "lychee_cluster, rectified": "lychee_cluster:budget=64,chunk_min=2,chunk_max=4,replant=8,rectify=4",
+    "lychee_cluster, rectified": "lychee_cluster:budget=64,form=paper,chunk_min=2,chunk_max=4,replant=8,rectify=4",
     "token_clusters, rectified": "token_clusters:budget=64,buffer=8,rectify=4",
 }
 """Of those that are rectified, two passes in `NEW` steps, the step behind a pass among them."""

@@ -48,7 +48,7 @@ OWN: dict[str, dict[str, st.SearchStrategy[Any]]] = {
         "budget": st.integers(1024, 2**20),
         "form": st.sampled_from(["mass", "paper"]),
         "pooling": st.just("mean"),
-        "cluster_size": st.none(),
+        **dict.fromkeys(("replant", "cluster_size"), st.none()),
     },
     "token_clusters": {
         "budget": st.integers(1024, 2**20),

@@ -279,6 +279,7 @@ def test_unknown_policy_names_the_valid_ones(name: str) -> None:
     [
         ({"pooling": "max"}, "pooling=max belongs to form=paper"),
         ({"cluster_size": 2}, "cluster_size=2 belongs to form=paper"),
+        ({"replant": 64}, "replant=64 belongs to form=paper"),
         ({"form": "paper", "spread": 2}, "spread=2 belongs to form=mass, but the form is paper"),
     ],
 )

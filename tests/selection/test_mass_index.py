@@ -23,7 +23,7 @@ LENGTH = 900
 LEVELS = [4, 4, 3, 2, 1, 0, 0, 0, 0, 0]
 """Delimiter levels of a vocabulary of ten: half of it delimits."""
 TOKENS = "token_clusters:budget=96,group=256,buffer=16"
-CHUNKS = "lychee_cluster:budget=96,replant=16,buffer=16"
+CHUNKS = "lychee_cluster:budget=96,buffer=16"
 
 
 class Decoder:

@@ -24,8 +24,8 @@ class LycheeClusterOptions(Options):
     sinks: Sinks = 16
     buffer: AtLeastOne | None = None
     """text is indexed in steps of so many tokens, all attended to before; not given: min(128, budget / 4) or less"""
-    replant: Annotated[AtLeastOne, moved("none", "lazy_clusters")] = 128
-    """chunks that are clustered together, and anew when new ones come"""
+    replant: Annotated[AtLeastOne | None, moved("none", "lazy_clusters")] = None
+    """form=paper: chunks that are clustered together, and anew when new ones come; not given: 128"""
     chunk_min: AtLeastOne = 8
     """fewest tokens of a chunk"""
     chunk_max: AtLeastOne = 16
@@ -45,14 +45,15 @@ class LycheeClusterOptions(Options):
     def selector(self) -> Selector:
         settings = self.model_dump(exclude={"form", "dense_layers", "rectify"}, exclude_none=True)
         settings["every"] = 0 if self.rectify is None else self.rectify.every
-        return ClusterSelector(**settings) if self.form == "paper" else ChunkSelector(**settings)
+        return ClusterSelector(**settings) if self.form == "paper" else ChunkSelector(**settings, replant=16)
 
     def model_post_init(self, context: Any, /) -> None:
         """Refuse what only the other form has."""
         if self.form == "mass" and self.pooling != "mean":
             raise ValueError(f"pooling={self.pooling} belongs to form=paper: attention mass is estimated from means")
-        if self.form == "mass" and self.cluster_size is not None:
-            raise ValueError(f"cluster_size={self.cluster_size} belongs to form=paper: form=mass ranks single chunks")
+        for name in ("replant", "cluster_size"):
+            if self.form == "mass" and getattr(self, name) is not None:
+                raise ValueError(f"{name}={getattr(self, name)} belongs to form=paper: form=mass ranks single chunks")
         if self.form == "paper" and self.spread is not None:
             raise ValueError(f"spread={self.spread:g} belongs to form=mass, but the form is paper")
 

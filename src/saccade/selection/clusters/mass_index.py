@@ -20,8 +20,8 @@ from .runs import Runs, chunk_runs, token_runs
 from .settings import ClusterSettings
 from .token_settings import TokenSettings
 
-TOGETHER = 2**17
-"""Tokens of all heads that are looked at together: a kilobyte each meanwhile, and fewer leave a device idle."""
+TOGETHER = {"cpu": 2**10}
+"""Tokens of all heads that are looked at together, elsewhere 2^17: a kilobyte each, and few leave a device idle."""
 
 
 class MassIndex:
@@ -72,7 +72,7 @@ class MassIndex:
         if self.table is not None:
             self.table.take_in(new)
         for tokens, runs in self._runs(new):
-            together = max(TOGETHER // (heads * tokens), 1)
+            together = max(TOGETHER.get(self.trees.ends.device.type, 2**17) // (heads * tokens), 1)
             for start in range(0, len(runs.on_host), together):
                 part = runs.part(start, start + together)
                 seen, step = views.of(part.on_host), max(together // len(part.on_host), 1)

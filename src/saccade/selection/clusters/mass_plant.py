@@ -34,9 +34,8 @@ class Means:
         sums, sizes = member_sums(tokens, labels, count)
         there = sizes.clamp(min=1)
         means = sums / there[..., None]
-        inside = labels.clamp(max=count - 1)[..., None].expand(-1, -1, tokens.shape[2])
-        distances = (tokens - means.gather(1, inside)).square().sum(-1, keepdim=True)
-        squares, _ = member_sums(distances, labels, count)
+        away = means.gather(1, labels.clamp(max=count - 1)[..., None].expand(-1, -1, tokens.shape[2]))
+        squares, _ = member_sums(away.sub_(tokens).square_().sum(-1, keepdim=True), labels, count)
         return cls(means, (squares[..., 0] / there).sqrt(), sizes)
 
 
