@@ -11,6 +11,7 @@ from torch import Tensor
 
 from saccade.adapters.hf.cache import session_of
 from saccade.kernels._cluster_tree import ClusterTree
+from saccade.kernels._mass_tree import MassTree
 from saccade.plans.roles import HeadSpan
 from saccade.types import KVView, Selection, Softmax
 
@@ -78,7 +79,10 @@ class Steadiness:
         # An index of clusters has a tree, whichever it is.
         tree, ids = getattr(index, "tree", None), selection.ids[0]
         among = int(kv.rows.units(selection.unit)[0])
-        if tree is not None:
+        if isinstance(tree, MassTree):
+            among = int(tree.used[0])
+            ids = sets_of(tree.heads(span.start, span.stop), ids, index.owner.settings.sinks)
+        elif tree is not None:
             edges = tree.edges[0, : int(index.owner.table.counts[0]) + 1]
             among = int((tree.offsets[0, 0] == len(edges) - 1).int().argmax())
             ids = clusters_of(tree.heads(span.start, span.stop), edges, ids)
@@ -110,6 +114,18 @@ def clusters_of(tree: ClusterTree, edges: Tensor, ids: Tensor) -> Tensor:
         numbers = tree.numbers[0, head, :clusters].repeat_interleave(offsets[: clusters + 1].diff())
         of_chunk[head, tree.members[0, head, : len(numbers)].long()] = numbers
     found = of_chunk.gather(1, chunks.clamp(0, of_chunk.shape[1] - 1)).masked_fill(~inside, -1)
+    return _once(found)
+
+
+def sets_of(tree: MassTree, ids: Tensor, sinks: int) -> Tensor:
+    """Numbers `[heads, n]` of the sets that the first row's tokens `ids` are in, -1 where they are in none."""
+    inside = (ids >= sinks) & (ids < int(tree.ends[0]))
+    labels = tree.labels[0].gather(1, ids.long().clamp(0, tree.labels.shape[2] - 1)).long()
+    return _once((labels + ids.long() // tree.tokens * tree.sets).masked_fill(~inside, -1))
+
+
+def _once(found: Tensor) -> Tensor:
+    """Every number once, -1 instead of what is said again."""
     found = found.sort(dim=1).values
     return found.masked_fill(torch.nn.functional.pad(found[:, 1:] == found[:, :-1], (1, 0)), -1)
 

@@ -21,7 +21,6 @@ from saccade.kernels.sparse_decode.api import sparse_decode
 from saccade.kernels.topk.api import topk
 from saccade.plans.plan import Plan, layer_roles
 from saccade.selection.clusters.index import ClusterLayer
-from saccade.selection.clusters.search import cluster_search
 from saccade.selection.clusters.selector import ClusterSelector
 from saccade.selection.rules.rank_union import RankUnion
 from saccade.selection.rules.ratio import Ratio
@@ -442,14 +441,13 @@ def clusters(cell: Cell, budget: int) -> Iterator[Variant]:
         last = ids.gather(-1, count[:, None].long() - 1)
         return float(not (sound and bool((last == cell.context - 1).all()))), 0
 
-    options = {"budget": budget, "sinks": selector.sinks, "widths": index._widths(rows)}
     facts = {
         "operation": "cluster_search",
         "budget": budget,
         "index_bytes": indexes.nbytes,
         "kv_bytes": cell.kv_bytes,
         "build_seconds": indexes.build_seconds,
-        "implementation": runs(cluster_search, cell.query(0), tree, rows.seq_lens, **options),
+        "implementation": "reference",
     }
     yield Variant("cluster search", search, tree.centroids.nbytes + tree.unit_centroids.nbytes, check, facts)
 
