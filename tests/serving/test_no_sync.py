@@ -154,7 +154,7 @@ def test_taking_text_in_reads_nothing_on_the_host(engine: CudaEngine) -> None:
 @pytest.mark.parametrize("more", [1, 84])
 def test_an_index_of_chunks_is_never_read_on_the_host(more: int) -> None:
     """What is chosen is chosen without a look at the device, also in a step that cuts chunks and plants them."""
-    plan, layers = Policy.from_spec("lychee_cluster:budget=96").plan(SHAPE), range(LAYERS)
+    plan, layers = Policy.from_spec("lychee_cluster:form=paper,budget=96").plan(SHAPE), range(LAYERS)
     state = DecodeState(plan, Counters(LAYERS), exhaustive_is_dense=False)
     length = 300
     page = torch.randn(1, length + more, KV_HEADS, HEAD_DIM)
