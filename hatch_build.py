@@ -20,10 +20,8 @@ FOLDER = Path("src", "saccade", "kernels", "_native")
 SOURCES = (
     "attention.c",
     "chunk_keys.c",
-    "cluster_search.c",
     "kmeans.c",
     "linear.c",
-    "ordered_clusters.c",
     "pool.c",
     "rank_union.c",
     "topk.c",

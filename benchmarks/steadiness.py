@@ -11,6 +11,7 @@ from torch import Tensor
 
 from saccade.adapters.hf.cache import session_of
 from saccade.kernels._cluster_tree import ClusterTree
+from saccade.kernels._mass_tree import MassTree
 from saccade.plans.roles import HeadSpan
 from saccade.types import KVView, Selection, Softmax
 
@@ -20,19 +21,26 @@ _NEVER = -(2**31)
 class Steadiness:
     """Observes the sets of every sparse step: clusters where the index has them, else pages or tokens.
 
+    Of clusters, tokens that are in none are left out: sinks and the buffer are attended to whatever is retrieved.
+
     Per layer and head, S_t being what step t chose: Jaccard similarity |S_t ∩ S_t-1| / |S_t ∪ S_t-1| (equation 3) and
     window hit rate |S_t ∩ (S_t-1 ∪ … ∪ S_t-w)| / |S_t| (equation 4). Steps are counted where there was a set: dense
     passes and steps within the budget are left out. One row per batch.
 
     Attributes:
         cache: of the run, whose indexes know the clusters.
+
+    Args:
+        window: w.
+        random: whether sets drawn at random, as many of as many at every step, are measured beside.
     """
 
-    def __init__(self, window: int) -> None:
+    def __init__(self, window: int, *, random: bool = False) -> None:
         self.cache: Any = None
+        self._random = numpy.random.default_rng(0) if random else None
         self._window = window
-        self._last: dict[tuple[int, int], _LastSeen] = {}
-        self._steps: dict[tuple[int, int], list[tuple[float, float]]] = {}
+        self._last: dict[tuple[int, int], list[_LastSeen]] = {}
+        self._steps: dict[tuple[int, int], list[tuple[float, ...]]] = {}
 
     def observe(
         self, layer: int, span: HeadSpan, q: Tensor, kv: KVView, selection: Selection | None, softmax: Softmax
@@ -40,32 +48,54 @@ class Steadiness:
         if selection is None:
             return
         place = (layer, span.start)
-        chosen = self._chosen(layer, span, q, kv, selection)
-        seen = self._last.setdefault(place, _LastSeen(len(chosen), self._window))
-        measured = seen.step(chosen)
-        if measured is not None:
-            self._steps.setdefault(place, []).append(measured)
+        chosen, among = self._chosen(layer, span, q, kv, selection)
+        sets = [chosen] if self._random is None else [chosen, at_random(chosen, among, self._random)]
+        seen = self._last.setdefault(place, [_LastSeen(len(chosen), self._window) for _ in sets])
+        measured = [one.step(units) for one, units in zip(seen, sets, strict=True)]
+        known = [pair for pair in measured if pair is not None]
+        if known:
+            self._steps.setdefault(place, []).append(tuple(value for pair in known for value in pair))
 
     def series(self) -> dict[str, list[float]]:
-        """Means over layers and heads, step by step: "hit" and "jaccard"; the first step has no predecessor."""
-        steps = [values for values in self._steps.values() if values]
-        if not steps:
-            return {"hit": [], "jaccard": []}
-        shortest = min(map(len, steps))
-        means = numpy.array([values[:shortest] for values in steps]).mean(axis=0)
-        return {"hit": means[:, 0].round(4).tolist(), "jaccard": means[:, 1].round(4).tolist()}
+        """Means over layers and heads, step by step: "hit" and "jaccard"; the first step has no predecessor.
 
-    def _chosen(self, layer: int, span: HeadSpan, q: Tensor, kv: KVView, selection: Selection) -> NDArray[numpy.int64]:
-        """Numbers of what was chosen `[heads, n]`, -1 where there is nothing; only the first row of a batch."""
+        With random sets also theirs, "hit_of_random" and "jaccard_of_random", and "jaccard_above_random".
+        """
+        names = ["hit", "jaccard", "hit_of_random", "jaccard_of_random"][: 2 if self._random is None else 4]
+        steps = [values for values in self._steps.values() if values]
+        shortest = min(map(len, steps), default=0)
+        means = numpy.array([values[:shortest] for values in steps]).mean(axis=0) if steps else numpy.empty((0, 4))
+        found = {name: means[:, place].round(4).tolist() for place, name in enumerate(names)}
+        if self._random is not None:
+            found["jaccard_above_random"] = (means[:, 1] - means[:, 3]).round(4).tolist()
+        return found
+
+    def _chosen(
+        self, layer: int, span: HeadSpan, q: Tensor, kv: KVView, selection: Selection
+    ) -> tuple[NDArray[numpy.int64], int]:
+        """Numbers of what was chosen `[heads, n]`, -1 where there is nothing, and of how many: of the first row."""
         session = session_of(self.cache)
         index: Any = None if session is None else session.state.indexes.of(layer, kv)
         # An index of clusters has a tree, whichever it is.
         tree, ids = getattr(index, "tree", None), selection.ids[0]
-        if tree is not None:
+        among = int(kv.rows.units(selection.unit)[0])
+        if isinstance(tree, MassTree):
+            among = int(tree.used[0])
+            ids = sets_of(tree.heads(span.start, span.stop), ids, index.owner.settings.sinks)
+        elif tree is not None:
             edges = tree.edges[0, : int(index.owner.table.counts[0]) + 1]
+            among = int((tree.offsets[0, 0] == len(edges) - 1).int().argmax())
             ids = clusters_of(tree.heads(span.start, span.stop), edges, ids)
         numbers: NDArray[numpy.int64] = ids.cpu().numpy().astype(numpy.int64)
-        return numbers
+        return numbers, among
+
+
+def at_random(chosen: NDArray[numpy.int64], among: int, generator: numpy.random.Generator) -> NDArray[numpy.int64]:
+    """Sets `[heads, n]` of as many as are chosen, each drawn from `among` numbers."""
+    drawn = numpy.full_like(chosen, -1)
+    for head, size in enumerate((chosen >= 0).sum(axis=1).tolist()):
+        drawn[head, :size] = generator.choice(among, size, replace=False)
+    return drawn
 
 
 def clusters_of(tree: ClusterTree, edges: Tensor, ids: Tensor) -> Tensor:
@@ -84,6 +114,18 @@ def clusters_of(tree: ClusterTree, edges: Tensor, ids: Tensor) -> Tensor:
         numbers = tree.numbers[0, head, :clusters].repeat_interleave(offsets[: clusters + 1].diff())
         of_chunk[head, tree.members[0, head, : len(numbers)].long()] = numbers
     found = of_chunk.gather(1, chunks.clamp(0, of_chunk.shape[1] - 1)).masked_fill(~inside, -1)
+    return _once(found)
+
+
+def sets_of(tree: MassTree, ids: Tensor, sinks: int) -> Tensor:
+    """Numbers `[heads, n]` of the sets that the first row's tokens `ids` are in, -1 where they are in none."""
+    inside = (ids >= sinks) & (ids < int(tree.ends[0]))
+    labels = tree.labels[0].gather(1, ids.long().clamp(0, tree.labels.shape[2] - 1)).long()
+    return _once((labels + ids.long() // tree.tokens * tree.sets).masked_fill(~inside, -1))
+
+
+def _once(found: Tensor) -> Tensor:
+    """Every number once, -1 instead of what is said again."""
     found = found.sort(dim=1).values
     return found.masked_fill(torch.nn.functional.pad(found[:, 1:] == found[:, :-1], (1, 0)), -1)
 

@@ -13,7 +13,6 @@ from torch import Tensor
 
 from saccade.decode.state import own_indexes
 from saccade.errors import KernelError
-from saccade.kernels.cluster_search.api import cluster_search
 from saccade.kernels.dense_decode_scores.api import dense_decode_scores
 from saccade.kernels.dense_pass.api import dense_pass
 from saccade.kernels.hybrid_decode.api import hybrid_decode
@@ -442,14 +441,13 @@ def clusters(cell: Cell, budget: int) -> Iterator[Variant]:
         last = ids.gather(-1, count[:, None].long() - 1)
         return float(not (sound and bool((last == cell.context - 1).all()))), 0
 
-    options = {"budget": budget, "sinks": selector.sinks, "widths": index._widths(rows)}
     facts = {
         "operation": "cluster_search",
         "budget": budget,
         "index_bytes": indexes.nbytes,
         "kv_bytes": cell.kv_bytes,
         "build_seconds": indexes.build_seconds,
-        "implementation": runs(cluster_search, cell.query(0), tree, rows.seq_lens, **options),
+        "implementation": "reference",
     }
     yield Variant("cluster search", search, tree.centroids.nbytes + tree.unit_centroids.nbytes, check, facts)
 

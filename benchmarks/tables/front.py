@@ -5,7 +5,7 @@ from __future__ import annotations
 from saccade.methods.registry import describe
 
 from .page import Results, Row, named, table, told
-from .quality import DASH
+from .quality import DASH, terms, terms_named
 from .serving import compared, points, policies, size
 
 POINTS = ((131_072, 1), (131_072, 4), (32_768, 1), (32_768, 8))
@@ -28,11 +28,12 @@ def methods(results: Results) -> list[str]:
             DASH if row["budget"] is None else f"{row['budget']}",
             f"{row['correct']} of {row['n']}",
             "{:.2f}–{:.2f}".format(*row["interval"]),
+            *terms(row),
             f"{row['share_attended']:.0%}",
         ]
         for one, row in rows.items()
     ]
-    columns = ["paper", "policy", "budget", "right", "95% interval", "cache attended"]
+    columns = ["paper", "policy", "budget", "right", "95% interval", *terms_named(results), "cache attended"]
     lengths = here["context_tokens"]
     asked = f"{here['questions']} questions in {len(lengths)} stretches of {lengths[0]:,} tokens, bundled model"
     return [*table(columns, body, words=["policy"]), "", f"{asked}; {told(here, 'make demo', 'demo', 'docs/')}"]

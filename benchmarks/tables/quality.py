@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from claims.promise.command import error_table, power_table
-from saccade.report.wording import grouped
+from saccade.report.wording import NOTHING, frame, grouped
 
 from .page import Results, Row, named, source, table, told
 
@@ -14,9 +14,29 @@ def share(value: float | None, form: str = "{:.2f}") -> str:
     return DASH if value is None else form.format(value)
 
 
+def terms_named(results: Results) -> tuple[str, ...]:
+    """On which terms methods are compared: headers, none for results that do not say."""
+    said = "cache_read" in results["rows"][0]
+    return ("cache read, index too", "sinks + window, dense layers") if said else ()
+
+
+def terms(row: Row) -> tuple[str, ...]:
+    """What stands below them."""
+    return (share(row["cache_read"], "{:.0%}"), frame(row).replace(NOTHING, DASH)) if "cache_read" in row else ()
+
+
 def demo(results: Results) -> list[str]:
     """Right answers, and what was read for them."""
-    columns = ["policy", "budget", "right", "95% interval", "cache attended", "attention recall", "token recall"]
+    columns = [
+        "policy",
+        "budget",
+        "right",
+        "95% interval",
+        *terms_named(results),
+        "cache attended",
+        "attention recall",
+        "token recall",
+    ]
     here = results["environment"]
     names = named((row["spec"] for row in results["rows"]), here)
     body = [
@@ -25,6 +45,7 @@ def demo(results: Results) -> list[str]:
             DASH if row["budget"] is None else f"{row['budget']:,}",
             f"{row['correct']}/{row['n']}",
             "{:.2f}–{:.2f}".format(*row["interval"]),
+            *terms(row),
             f"{row['share_attended']:.1%}",
             share(row["recall"]),
             share(row["token_recall"]),
@@ -70,7 +91,16 @@ def layers(results: Results) -> list[str]:
 
 def tune(results: Results) -> list[str]:
     """The candidates that were judged, and the best of each family beside them."""
-    columns = ["family", "budget", "on texts that searched", "agreement", "at least", "MB per token", "status"]
+    columns = [
+        "family",
+        "budget",
+        "on texts that searched",
+        "agreement",
+        "at least",
+        "MB per token",
+        *terms_named(results)[1:],
+        "status",
+    ]
     body, names = [], named((row["family"] for row in results["rows"]), results.get("environment"))
     for family, rows in grouped(results["rows"], lambda row: str(row["family"])).items():
         for row in rows:
@@ -79,7 +109,7 @@ def tune(results: Results) -> list[str]:
             status = row["status"] + (", chosen" if row["spec"] == results["chosen"] else "")
             rung = row["spec"].partition("budget=")[2].partition(",")[0] or DASH
             figures = (share(row[what], "{:.3f}") for what in ("searched", "ratio", "shown"))
-            body.append([names[family], rung, *figures, f"{row['bytes'] / 1e6:.1f}", status])
+            body.append([names[family], rung, *figures, f"{row['bytes'] / 1e6:.1f}", *terms(row)[1:], status])
     texts = results["texts"]
     asked = (
         f"{len(results['rows'])} candidates on {len(texts['searched'])} texts, judged by {len(texts['judged'])} others"

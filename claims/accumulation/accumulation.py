@@ -134,7 +134,7 @@ class Accumulation:
         """
         for batch, cases in self._work():
             length = cases[0].length
-            tokens = torch.tensor([passage.tokens[-length - 1 :] for passage in batch], device=self.model.device)
+            tokens = torch.tensor([passage.cut(length + 1) for passage in batch], device=self.model.device)
             if cases[0].setting == SPARSE_ONLY:
                 for case in cases:
                     self._record(case, batch, self._from_the_start(case, tokens), tokens)

@@ -26,17 +26,24 @@ _SLACK = 16  # tokens that joining pieces of text may add
 
 @dataclass(frozen=True, slots=True)
 class Passage:
-    """Tokens of a text, `longest + 1` of them; a shorter passage leaves out the first ones.
+    """Tokens of a text, `longest + 1` of them.
 
     Attributes:
         source: one of `SOURCES`.
         number: which passage of its source.
         tokens: without special ones.
+        beginning: those that the tokenizer begins every text with.
     """
 
     source: str
     number: int
     tokens: tuple[int, ...]
+    beginning: tuple[int, ...] = ()
+
+    def cut(self, length: int) -> tuple[int, ...]:
+        """The last `length` tokens; the beginning takes the place of the first of them, so that no target moves."""
+        kept = self.tokens[-length:]
+        return (*self.beginning, *kept[len(self.beginning) :])
 
 
 def held_out_passages(
@@ -73,7 +80,7 @@ def held_out_passages(
                     break
             else:
                 raise DocumentError(f"passages of {shortest} tokens: no place where a sentence ends to hide facts at")
-            passages.append(Passage(source, number, tokens))
+            passages.append(Passage(source, number, tokens, encoded.tokens[: encoded.start]))
     return passages
 
 

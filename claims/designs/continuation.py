@@ -17,7 +17,7 @@ from saccade.checkpoints.shape import shape_of
 from saccade.decode.recall import RecallObserver
 from saccade.errors import DocumentError
 from saccade.eval.reader import Reader
-from saccade.eval.tokens import encode
+from saccade.eval.tokens import TokenizedText, encode
 from saccade.methods.policy import Policy
 
 from ..judging.claim import Sample, Values
@@ -115,6 +115,8 @@ class Decoding(Sweep):
 def stretches(tokenizer: Any, length: int, count: int, seed: int, positions: int) -> list[tuple[int, ...]]:
     """Tokens of `count` texts of packages' sources, none of which overlap.
 
+    What the tokenizer begins every text with takes the place of the first ones, so that no target moves.
+
     Raises:
         DocumentError: the model has fewer positions, or there are not as many texts.
     """
@@ -124,7 +126,9 @@ def stretches(tokenizer: Any, length: int, count: int, seed: int, positions: int
     starts = corpus.stretches(room, count, int(numpy.random.default_rng(seed).integers(room)))
     if len(starts) < count:
         raise DocumentError(f"{count} texts of {length} tokens: the packages hold {len(starts)}")
-    return [encode(tokenizer, corpus.stretch(start, room))[:length] for start in starts[:count]]
+    beginning = TokenizedText.of(tokenizer, "").tokens
+    texts = (encode(tokenizer, corpus.stretch(start, room))[:length] for start in starts[:count])
+    return [(*beginning, *text[len(beginning) :]) for text in texts]
 
 
 def _means(recall: Tensor) -> Tensor:

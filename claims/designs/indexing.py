@@ -30,7 +30,8 @@ class Indexing:
     """Stretches of packages' sources that share no token; what follows the prompt is decoded with its own tokens.
 
     Measures without a window: `build`, the index's part of a prefill with its build, and `update`, its later part of
-    decoding's time. With one: `hit` and `jaccard` (LycheeCluster, appendix D), also by quarter, as `hit@4`.
+    decoding's time. With one: `hit` and `jaccard` (LycheeCluster, appendix D), those of random sets
+    of the same sizes, and `jaccard_above_random`; also by quarter, as `hit@4`.
 
     Attributes:
         arms: specs, as `Study.policies` reads them.
@@ -76,7 +77,7 @@ class Indexing:
         return study.environment("sources of installed packages", self.seed)
 
     def _read(self, model: Any, tokenizer: Any, tokens: Sequence[int], policy: Policy) -> Values:
-        watched = Steadiness(self.window or 1)
+        watched = Steadiness(self.window or 1, random=True)
         observers = () if self.window is None else (watched,)
         with sparsify(model, policy, tokenizer=tokenizer, observers=observers) as run:
             runner = Runner(model, run, tokens, self.prompt)

@@ -19,7 +19,7 @@ from ..judging.claim import Sample
 from ..judging.effects import TEXTS
 from ..judging.study import Study
 from .questions import Questions
-from .trial import CHOSEN, file_conditions, trial_of
+from .trial import CHOSEN, as_chosen, file_conditions, trial_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +27,7 @@ class Retrieving:
     """As `Questions`; a gate's rank decides whether its head is among so many that retrieve.
 
     Arms are the `others`, and `GATES COUNT, seed S, budget B`, where GATES is `hardkuma`, the variant that stands for
-    the paper's, or `letter`, the paper's own, or `direct`.
+    the paper's, see `as_chosen`, or `letter`, the paper's own, or `direct`.
 
     Attributes:
         file: of the trial, in docs/results.
@@ -59,11 +59,15 @@ class Retrieving:
         Raises:
             SaccadeError: the file is not there, nothing was asked under its roles, or `choice` is not about them.
         """
-        arms = self._arms(study)
+        arms, chosen = self._arms(study), self.choice.chosen(trial_of(self.file, study, self.choice))
         found: dict[str, list[Sample]] = {}
         for sample in self._questions(arms).run(study, advance):
             found.setdefault(sample.arm, []).append(sample)
-        return [replace(sample, arm=arm) for arm, spec in arms.items() for sample in found[spec]]
+        return [
+            as_chosen(sample, arm, chosen) if arm.startswith(CHOSEN) else replace(sample, arm=arm)
+            for arm, spec in arms.items()
+            for sample in found[spec]
+        ]
 
     def conditions(self, study: Study) -> dict[str, Any]:
         conditions = self._questions(self._arms(study)).conditions(study)
@@ -80,7 +84,7 @@ class Retrieving:
 
     def _gated(self, study: Study) -> Iterator[tuple[str, str]]:
         trial, shape = trial_of(self.file, study, self.choice), study.subject.shape
-        for name, variant in ((CHOSEN, self.choice.chosen(trial)), (LETTER, LETTER), (DIRECT, DIRECT)):
+        for name, variant in ((CHOSEN, self.choice.chosen(trial) or LETTER), (LETTER, LETTER), (DIRECT, DIRECT)):
             for run in trial["runs"]:
                 for count in self.counts if run["variant"] == variant else ():
                     told = cut(run["values"], count, shape)

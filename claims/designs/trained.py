@@ -10,20 +10,21 @@ from typing import Any, ClassVar
 from saccade.calibrate.heads import THRESHOLD
 
 from ..gates.choice import CHOICE, Choice
-from ..gates.variants import DIRECT, GREY
+from ..gates.scaled import LETTER
+from ..gates.variants import GREY
 from ..judging.claim import Sample
 from ..judging.effects import TEXTS
 from ..judging.study import Study
-from .trial import CHOSEN, file_conditions, trial_of
+from .trial import CHOSEN, as_chosen, file_conditions, trial_of
 
 
 @dataclass(frozen=True, slots=True)
 class Trained:
     """Trained gates, a head in the place of a text; values are means over seeds.
 
-    Arms are the trial's variants, `letter` among them, the paper's own, and `hardkuma`, the one that stands for it.
-    Texts are `layer L, head H`; measures are `grey`, whether a gate lies between 0.1 and 0.9, and `open`, whether above
-    one half.
+    Arms are the trial's variants, `letter` among them, the paper's own, and `hardkuma`, the one that stands for it, see
+    `as_chosen`. Texts are `layer L, head H`; measures are `grey`, whether a gate lies between 0.1 and 0.9, and `open`,
+    whether above one half.
 
     Attributes:
         file: its name in docs/results.
@@ -45,9 +46,9 @@ class Trained:
             SaccadeError: it is not there, nothing was asked under its roles, or it is no trial that `choice` is about.
         """
         trial = trial_of(self.file, study, self.choice)
-        arms = {run["variant"]: run["variant"] for run in trial["runs"]}
-        arms |= {CHOSEN: self.choice.chosen(trial), DIRECT: DIRECT}
-        samples = [sample for arm, variant in arms.items() for sample in _samples(trial, arm, variant)]
+        chosen, variants = self.choice.chosen(trial), dict.fromkeys(run["variant"] for run in trial["runs"])
+        samples = [sample for variant in variants for sample in _samples(trial, variant)]
+        samples += [as_chosen(sample, CHOSEN, chosen) for sample in _samples(trial, chosen or LETTER)]
         advance(self.file)
         return samples
 
@@ -55,7 +56,7 @@ class Trained:
         return file_conditions(self.file, study, self.choice)
 
 
-def _samples(trial: Mapping[str, Any], arm: str, variant: str) -> Iterator[Sample]:
+def _samples(trial: Mapping[str, Any], variant: str) -> Iterator[Sample]:
     runs = [run for run in trial["runs"] if run["variant"] == variant]
     for place, layer in enumerate(trial["layers"]):
         for head in range(trial["kv_heads"]):
@@ -64,4 +65,4 @@ def _samples(trial: Mapping[str, Any], arm: str, variant: str) -> Iterator[Sampl
                 fmean(GREY[0] < value < GREY[1] for value in values),
                 fmean(value > THRESHOLD for value in values),
             )
-            yield Sample(f"layer {layer}, head {head}", arm, {"grey": grey, "open": above})
+            yield Sample(f"layer {layer}, head {head}", variant, {"grey": grey, "open": above})

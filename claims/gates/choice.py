@@ -23,8 +23,8 @@ class Choice:
 
     Attributes:
         scaled: variants that could take the letter's place, none of them the paper's; of equals the first.
-        near: gates by which the expected number of open ones may miss the wanted one, in every seed.
-        kept: of the answers that direct gates keep, cut to as many heads, what must be kept too.
+        near: gates by which the number above one half may miss the wanted one, in every seed; the letter's too.
+        kept: of the answers that direct gates keep, cut to as many heads as wanted, what must be kept too.
         target_heads, seeds, steps: how all were trained; see `python -m claims gates`.
         context, texts, asked, seed: of the questions; stretches of packages' sources that share no token.
         budgets: of the roles that answer.
@@ -48,18 +48,19 @@ class Choice:
         """What is asked, as the file's answers hold it."""
         return {name: [*value] if name == "budgets" else value for name, value in asdict(self).items() if name in ASKED}
 
-    def chosen(self, results: Results) -> str:
+    def chosen(self, results: Results) -> str | None:
         """The variant with most right answers among those that are near and keep direct gates' answers.
 
-        If none does, the paper's letter. Answers are those of exactly as many heads as wanted, all seeds and budgets.
+        A variant's heads are those of its own gates, above one half; answers are of all seeds and budgets. If none
+        does, the paper's letter, if it is near; else None: no gates stand for the paper's.
 
         Raises:
             SaccadeError: nothing was asked yet, or direct gates are not among the runs.
         """
-        least = self.kept * _right(results, DIRECT)
-        reaching = [name for name in self.scaled if self._reaches(results, name)]
-        able = {name: right for name in reaching if (right := _right(results, name)) >= least}
-        return max(able, key=lambda name: able[name]) if able else LETTER
+        least = self.kept * _right(results, DIRECT, "exact")
+        right = {name: _right(results, name, "threshold") for name in self.scaled if self._near(results, name)}
+        able = [name for name in right if right[name] >= least]
+        return max(able, key=right.__getitem__) if able else LETTER if self._near(results, LETTER) else None
 
     def refuse_others(self, results: Results) -> None:
         """Raise a SaccadeError if gates were trained, or questions asked, otherwise than here."""
@@ -70,21 +71,21 @@ class Choice:
             if other != own:
                 raise SaccadeError(f"trained gates: {name} {other} is not valid of a trial that claims rest on: {own}")
 
-    def _reaches(self, results: Results, variant: str) -> bool:
+    def _near(self, results: Results, variant: str) -> bool:
         """Whether all seeds were trained to the end and came near enough."""
         runs = [run for run in results["runs"] if run["variant"] == variant]
         ended = len(runs) == results["seeds"] and all(run["step"] == results["steps"] for run in runs)
-        return ended and all(abs(run["expected_l0"] - results["target"]) <= self.near for run in runs)
+        return ended and all(abs(run["open"] - results["target"]) <= self.near for run in runs)
 
 
 CHOICE = Choice()
 """What `python -m claims roles` asks and claims rest on."""
 
 
-def _right(results: Results, variant: str) -> float:
-    """Share of right answers."""
+def _right(results: Results, variant: str, roles: str) -> float:
+    """Share of right answers under a variant's roles: "threshold" or "exact"."""
     rows: Iterable[Results] = results.get("answers", {}).get("rows", ())
-    own = [row["right"] for row in rows if (row["variant"], row["roles"]) == (variant, "exact")]
+    own = [row["right"] for row in rows if (row["variant"], row["roles"]) == (variant, roles)]
     if not own:
         raise SaccadeError(f"no answers of {variant} gates: `python -m claims roles FILE` asks for them")
     return fmean(right for texts in own for right in texts)

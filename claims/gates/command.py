@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from saccade.cli.group import INTERRUPTED
-from saccade.cli.options import Device, Dtype, Model, Seed, count, number, words
+from saccade.cli.options import Device, Dtype, Model, Seed, count, flag, number, words
 
 PICTURE = "gates.svg"
 
@@ -16,7 +16,7 @@ PICTURE = "gates.svg"
 def gates(
     model: Model = None,
     variants: Annotated[
-        str, words("NAME,NAME", "letter, loss, share, multiplier: HardKuma gates; direct. In this order.")
+        str, words("NAME,NAME", "letter, loss, share, multiplier, code: HardKuma gates; direct. In this order.")
     ] = "letter,loss,direct,share,multiplier",
     target_heads: Annotated[int, count("KV heads that may read everything, those of layer 0 among them.")] = 16,
     seeds: Annotated[int, count("Runs of every variant.", maximum=100)] = 3,
@@ -26,7 +26,12 @@ def gates(
     lengths: Annotated[str, words("N,N", "Shortest and longest text of training, in tokens.")] = "1024,10240",
     asked: Annotated[int, count("Questions per training text.", maximum=64)] = 10,
     every: Annotated[int, count("Steps between two records.")] = 20,
-    task: Annotated[str, words("NAME", "How facts are stated; see `saccade tune --task`.")] = "kv",
+    task: Annotated[
+        str, words("NAME", "How facts are stated, or a file; see `saccade calibrate heads --task`.")
+    ] = "kv",
+    drop_known: Annotated[
+        bool, flag("--drop-known", "Of a task file, leave out questions that are answered without their text.")
+    ] = False,
     together: Annotated[int, count("Variants of a seed that one process trains, whose texts are read once.")] = 3,
     workers: Annotated[int, count("Processes at a time. 0: three a CUDA device, on a CPU one.", 0)] = 0,
     minutes: Annotated[
@@ -62,7 +67,7 @@ def gates(
     common = TargetSettings(model, task, max(span), 1, output_dir, None, device, dtype, seed, 1)
     trial = Trial.check(
         TrialSettings(
-            common, variants, target_heads, seeds, steps, rate, kept, span, asked, every, together,
+            common, variants, target_heads, seeds, steps, rate, kept, span, asked, every, drop_known, together,
             workers, minutes,
         )
     )  # fmt: skip
@@ -126,5 +131,6 @@ def roles(
     write_json(file, results, indent=None)
     told = [f"answers: {file}", *_drawn(results, file.with_suffix(".svg"))]
     if any(run["variant"] == DIRECT for run in results["runs"]):
-        told.append(f"stands for HardKuma: {CHOICE.chosen(results)}")
+        stands = CHOICE.chosen(results) or f"none, no seeds open {results['target']} gates within {CHOICE.near:g}"
+        told.append(f"stands for HardKuma: {stands}")
     show(answer_table(results), *told)

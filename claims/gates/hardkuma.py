@@ -42,10 +42,14 @@ class HardKuma:
 
     def stretched(self, u: Tensor) -> Tensor:
         """Gates from uniform numbers in (0, 1) of their shape; differentiable in the parameters."""
-        log_alpha, log_beta = self.parameters.values()
+        log_alpha, log_beta = self.logarithms()
         # ln s = ln(1 - exp(ln u / beta)) / alpha
         inner = _log1mexp(u.to(log_beta).log() * torch.exp(-log_beta))
         return (torch.exp(inner * torch.exp(-log_alpha)) * (Q - P) + P).clamp(0.0, 1.0)
+
+    def logarithms(self) -> tuple[Tensor, ...]:
+        """ln alpha and ln beta."""
+        return tuple(self.parameters.values())
 
     def survival(self, x: Tensor | float, log_alpha: Tensor, log_beta: Tensor) -> Tensor:
         """P(s > x), 0 < x < 1, elementwise: ln P = beta ln(1 - x^alpha), equation 11."""
@@ -53,7 +57,7 @@ class HardKuma:
         return torch.exp(torch.exp(log_beta) * _log1mexp(torch.exp(log_alpha) * log_x))
 
     def expected_l0(self) -> Tensor:
-        return self.survival(LOW, *self.parameters.values()).sum()
+        return self.survival(LOW, *self.logarithms()).sum()
 
     def mean(self) -> Tensor:
         # E[z] = integral of P(z > t) over (0, 1), by Gauss and Legendre

@@ -43,6 +43,7 @@ class TrialSettings:
     lengths: tuple[int, int]
     asked: int
     every: int
+    drop_known: bool
     together: int
     workers: int
     minutes: float | None
@@ -82,6 +83,8 @@ class Trial:
         subject = Target.check(settings.common)
         shape = subject.subject.shape
         refuse_count(settings.target_heads, shape)
+        if settings.drop_known:
+            subject.refuse_made()
         for seed in range(settings.seeds):
             subject.draw(TRAINING + seed, settings.asked, settings.lengths, settings.steps, together=True)
         trial = cls(settings, subject, variants, settings.target_heads - shape.kv_heads)
@@ -92,7 +95,7 @@ class Trial:
         own, size = self.settings, self.settings.together
         until = None if own.minutes is None else time.time() + 60 * own.minutes
         chunks = [self.variants[begin : begin + size] for begin in range(0, len(self.variants), size)]
-        more = (self.target, own.steps, own.rate, own.kept, own.lengths, own.asked, own.every, until)
+        more = (self.target, own.steps, own.rate, own.kept, own.lengths, own.asked, own.every, own.drop_known, until)
         return [Part(own.common, seed, chunk, *more) for chunk in chunks for seed in range(own.seeds)]
 
     def run(self, keep: Callable[[dict[str, Any]], None]) -> dict[str, Any]:
@@ -155,6 +158,7 @@ class Trial:
         return {
             **{name: value for name, value in self.subject.about().items() if name not in ("context", "questions")},
             **{name: value for name, value in asdict(own).items() if name in names},
+            "drop_known": own.drop_known or None,  # of which earlier files say nothing
             "lengths": list(own.lengths),
             "target": self.target,
         }

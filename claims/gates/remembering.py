@@ -40,7 +40,7 @@ class RememberingMixture(Mixture):
     def __init__(self, model: Any, kept: float, *, frugal: bool) -> None:
         super().__init__(model, kept, frugal=frugal)
         self._read: dict[tuple[int, ...], Text] = {}
-        self._said: dict[int, Tensor] = {}
+        self._said: dict[tuple[Any, ...], Any] = {}
 
     def read(self, tokens: Sequence[int]) -> Text:
         key = tuple(tokens)
@@ -48,13 +48,14 @@ class RememberingMixture(Mixture):
             self._read[key] = super().read(tokens)
         return self._read[key]
 
-    def logits(self, text: Text, tokens: Tensor, places: Tensor, gates: Tensor | None) -> Tensor:
+    def follow(self, text: Text, tokens: Tensor, gates: Tensor | None, **asked: Any) -> Any:
         if gates is not None:
-            return super().logits(text, tokens, places, gates)
+            return super().follow(text, tokens, gates, **asked)
         # Texts are held by `_read`, so that no other one has this one's identity.
-        if id(text) not in self._said:
-            self._said[id(text)] = super().logits(text, tokens, places, None)
-        return self._said[id(text)]
+        key = id(text), *asked
+        if key not in self._said:
+            self._said[key] = super().follow(text, tokens, None, **asked)
+        return self._said[key]
 
     def forget(self) -> None:
         """Make room for the next texts."""

@@ -16,11 +16,12 @@ import torch
 
 from saccade.calibrate.gates import DirectGates, Gates
 from saccade.calibrate.target import TRAINING, Target, TargetSettings
-from saccade.calibrate.training import Training
+from saccade.calibrate.training import HeadTraining, Training
 from saccade.cli.terminal import quiet_libraries
 from saccade.errors import SaccadeError
 
 from .hardkuma import HardKuma
+from .published import CODE, PublishedKuma, PublishedTraining
 from .remembering import RememberedProblems, RememberingMixture
 from .scaled import ScaledTraining
 from .variants import DIRECT, VARIANTS
@@ -49,25 +50,28 @@ class Part:
     lengths: tuple[int, int]
     asked: int
     every: int
+    drop_known: bool
     until: float | None
 
     def folder(self, variant: str) -> Path:
         """Where a training keeps its log and its checkpoint."""
         return self.settings.output_dir / "training" / f"{variant}-{self.seed}"
 
-    def trainings(self, target: Target, model: Any, problems: RememberedProblems) -> list[ScaledTraining]:
+    def trainings(self, target: Target, model: Any, problems: RememberedProblems) -> list[HeadTraining]:
         """One of each variant, as far as it has come."""
-        about = {name: target.about()[name] for name in ("model", "weights", "task", "texts_of", "seed", "dtype")}
-        about |= {"lengths": list(self.lengths), "asked": self.asked}
+        about = target.training_about() | {"lengths": list(self.lengths), "asked": self.asked}
         training = Training(self.target, self.steps, self.rate, self.kept, self.seed, self.every)
-        made = []
+        shape = len(target.subject.shape.full_layers) - 1, target.subject.shape.kv_heads
+        made = list[HeadTraining]()
         for name in self.variants:
-            shape = len(target.subject.shape.full_layers) - 1, target.subject.shape.kv_heads
+            given = model, problems, training, self.folder(name), about
+            if name == CODE:
+                made.append(PublishedTraining(*given, PublishedKuma(shape, model.device, self.seed)))
+                continue
             gates: Gates = (
                 DirectGates(shape, model.device) if name == DIRECT else HardKuma(shape, model.device, self.seed)
             )
-            scale = VARIANTS[name].scale
-            made.append(ScaledTraining(model, problems, training, self.folder(name), about, gates, scale))
+            made.append(ScaledTraining(*given, gates, VARIANTS[name].scale))
         return made
 
 
@@ -78,10 +82,12 @@ def train(part: Part, after_block: Callable[[], None] = lambda: None) -> None:
         SaccadeError: what `Target.check` and `HeadTraining` refuse.
     """
     target = Target.check(part.settings)
+    model = target.subject.load()
+    if part.drop_known:
+        target = target.without_known(model)
     problems = RememberedProblems(
         target.draw(TRAINING + part.seed, part.asked, part.lengths, part.steps, together=True)
     )
-    model = target.subject.load()
     trainings = part.trainings(target, model, problems)
     mixture = RememberingMixture(model, part.kept, frugal=model.device.type == "cpu")
     try:

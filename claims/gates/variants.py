@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from saccade.calibrate.gates import DirectGates
 
 from .hardkuma import HardKuma
+from .published import CODE
 from .scaled import LETTER, LOSS, MULTIPLIER, SHARE
 
 DIRECT = DirectGates.kind
@@ -29,7 +30,8 @@ VARIANTS = {
     DIRECT: Variant(DIRECT, LETTER),
     SHARE: Variant(HardKuma.kind, SHARE),
     MULTIPLIER: Variant(HardKuma.kind, MULTIPLIER),
+    CODE: Variant(HardKuma.kind, CODE),
 }
-SCALED = (LOSS, "ascent", MULTIPLIER, SHARE)
+SCALED = (LOSS, "ascent", MULTIPLIER, SHARE, CODE)
 """What could take the letter's place; see `Choice`. "ascent", the multiplier in steps of the loss's size, is "loss"
 under Adam but for rounding, and was not trained."""

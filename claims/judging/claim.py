@@ -125,6 +125,8 @@ class Claim:
         premises: what must hold of the model, or nothing can be told on it.
         instrument: what model could tell where this one cannot.
         needs: the device it speaks about.
+        protocol: of what the paper reports, where that is not ours; None: it is.
+        withdrawn: why it is judged no longer; it keeps its number and its row. None: it stands.
     """
 
     says: str | None
@@ -134,6 +136,8 @@ class Claim:
     premises: tuple[Test, ...] = ()
     instrument: str = "a larger model"
     needs: Literal["cpu", "cuda"] = "cpu"
+    protocol: str | None = None
+    withdrawn: str | None = None
 
     @property
     def sentence(self) -> str:
@@ -144,6 +148,7 @@ class Claim:
         """All that decides, as JSON has it."""
         kind = {"design": type(self.settings).__name__, "interval": self.settings.interval}
         whole = asdict(self) | {"says": self.sentence}
+        del whole["withdrawn"], whole["protocol"]  # they decide about no sample
         # What is None says nothing, so that a design may learn an option without changing what stands.
         whole["settings"] = {name: value for name, value in whole["settings"].items() if value is not None} | kind
         plain: dict[str, Any] = json.loads(json.dumps(whole))

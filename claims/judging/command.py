@@ -54,7 +54,8 @@ def show_ledger() -> None:
     for number, listed in claims.items():
         claim = listed.claim
         told = (number, claim.sentence, f"{claim.source.paper}, {claim.source.place}")
-        for place, result in enumerate(held.get(number, [{"verdict": "not run"}])):
+        verdicts = held.get(number, [{"verdict": "not run"}])
+        for place, result in enumerate(verdicts if claim.withdrawn is None else [{"verdict": "withdrawn"}]):
             known = (str(result.get(name, "")) for name in ("verdict", "n", "on", "date"))
             table.add_row(*map(Text, (*(told if place == 0 else ("", "", "")), *known)))
     show(table, "python -m claims C8 runs one; --help tells more")

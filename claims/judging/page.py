@@ -50,13 +50,17 @@ def picture_name(paper: str) -> str:
 
 def results_of(paper: str, held: Mapping[str, Sequence[Result]]) -> list[Result]:
     """A paper's results in the order of its claims."""
-    numbers = (number for number, listed in found().items() if listed.claim.source.paper == paper)
+    claims = ((number, listed.claim) for number, listed in found().items())
+    numbers = (number for number, claim in claims if claim.source.paper == paper and claim.withdrawn is None)
     return [result for number in numbers for result in held.get(number, ())]
 
 
 def _rows(listed: Listed, results: Sequence[Result]) -> list[str]:
     claim = listed.claim
-    says = f"{claim.sentence} ({claim.source.place})"
+    other = "" if claim.protocol is None else f"; the paper measured {claim.protocol}"
+    says = f"{claim.sentence} ({claim.source.place}{other})"
+    if claim.withdrawn is not None:
+        return [_row(listed.number, says, "**withdrawn**", claim.withdrawn, "")]
     if not results:
         return [_row(listed.number, says, "not run", "", "")]
     return [_row(_linked(one), says, f"**{one['verdict']}**", _found(one), str(one["n"])) for one in results]

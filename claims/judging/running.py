@@ -41,9 +41,11 @@ class Run:
         """Refuse what cannot be run or would prove nothing.
 
         Raises:
-            SaccadeError: criteria that are not committed, unless it is a draft; a folder that cannot be written; what
-                the claim's design refuses.
+            SaccadeError: a withdrawn claim; criteria that are not committed, unless it is a draft; a folder that
+                cannot be written; what the claim's design refuses.
         """
+        if listed.claim.withdrawn is not None:
+            raise SaccadeError(f"{listed.number} is withdrawn: {listed.claim.withdrawn}")
         commit = None if draft else criteria_commit(listed.file, DESIGNS)
         check_folder(study.folder)
         return cls(listed, replace(study, criteria=listed.claim.fingerprint, draft=draft), commit)

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from saccade.calibrate.ledger import Ledger
+from saccade.errors import SaccadeError
 from saccade.eval.entry import known
 from saccade.eval.subject import Subject
 from saccade.methods.policy import Policy
@@ -64,9 +65,13 @@ class Study:
         """Arms, with `LAYER` filled in, and their policies on this model.
 
         What an arm does not say is what `saccade compare` would take: re-selection layers and roles of the recipe.
+
+        Raises:
+            SaccadeError: an arm runs with layers or roles that nobody has calibrated for this model: its samples would
+                say nothing about the method.
         """
         named = [name for arm in arms for name in _layered(arm, self.subject.shape)]
-        return {name: _on(name, self.recipe) for name in named}
+        return {name: _on(name, self.recipe, self.subject.shape) for name in named}
 
     def samples(self, about: Mapping[str, Any], key: Iterable[str]) -> Ledger:
         """The folder's samples, those of an interrupted run among them; `about` is what they depend on.
@@ -91,12 +96,19 @@ def _layered(arm: str, shape: ModelShape) -> list[str]:
     return [arm.replace(LAYER, str(layer)) for layer in shape.full_layers[3:]]
 
 
-def _on(arm: str, recipe: Recipe | None) -> Policy:
+def _on(arm: str, recipe: Recipe | None, shape: ModelShape) -> Policy:
     name, _, told = arm.partition(":")
     given = {part.partition("=")[0] for part in told.split(",")}
-    usual = describe(name).usual(known(recipe)).options
-    missing = [f"{option}={_text(value)}" for option, value in usual.items() if option not in given]
-    return Policy.from_spec(f"{name}:{','.join(filter(None, (told, *missing)))}".removesuffix(":"))
+    usual = describe(name).usual(known(recipe))
+    missing = [f"{option}={_text(value)}" for option, value in usual.options.items() if option not in given]
+    policy = Policy.from_spec(f"{name}:{','.join(filter(None, (told, *missing)))}".removesuffix(":"))
+    plan = policy.plan(shape)
+    if plan.guessed or any("nobody calibrated" in note for note in plan.notes) or (missing and not usual.calibrated):
+        raise SaccadeError(
+            f"arm {arm} is not valid: nobody has calibrated {policy} for this model; "
+            "make a recipe beside it with `saccade calibrate`"
+        )
+    return policy
 
 
 def _text(value: Any) -> str:

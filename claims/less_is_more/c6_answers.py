@@ -38,4 +38,5 @@ CLAIM = Claim(
     ),
     premises=(Test("right answers of dense attention", "right", Group("dense"), bound=0.8),),
     instrument="a model that answers with dense attention",
+    protocol="mathematics and science problems and, in table 6, one needle asked in the dense prompt",
 )

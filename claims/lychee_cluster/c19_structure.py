@@ -9,9 +9,9 @@ UNTOLD = "a model that answers from structured text under these budgets"
 
 
 def _arm(scorer: str, chunking: str, budget: str) -> str:
-    if (scorer, chunking) == ("page_bounds", "text"):
-        return f"text_pages:budget={budget}"
-    return f"composed:scorer={scorer},chunking={chunking},budget={budget}"
+    if scorer == "cluster":
+        return f"lychee_cluster:form=paper,chunking={chunking},budget={budget}"
+    return f"text_pages:budget={budget}" if chunking == "text" else f"composed:scorer=page_bounds,budget={budget}"
 
 
 ARMS = tuple(

@@ -3,7 +3,7 @@
 from ..designs.questions import Questions
 from ..judging.claim import LYCHEE_CLUSTER, Claim, Group, Source, Test
 
-ARM = "composed:scorer=cluster,chunk_pooling={},budget=512"
+ARM = "lychee_cluster:form=paper,pooling={},budget=512"
 
 
 def _more(measure: str, what: str, reported: float | None = None, *, decides: bool = True) -> Test:

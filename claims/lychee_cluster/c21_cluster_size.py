@@ -3,7 +3,7 @@
 from ..designs.questions import Questions
 from ..judging.claim import LYCHEE_CLUSTER, Claim, Group, Source, Test
 
-ARM = "composed:scorer=cluster,cluster_size={},budget=512"
+ARM = "lychee_cluster:form=paper,cluster_size={},budget=512"
 
 
 def _less(larger: int, smaller: int, reported: float | None = None, *, decides: bool = True) -> Test:

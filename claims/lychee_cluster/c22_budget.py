@@ -3,7 +3,7 @@
 from ..designs.questions import Questions
 from ..judging.claim import LYCHEE_CLUSTER, Claim, Group, Source, Test
 
-ARM = "lychee_cluster:budget={}"
+ARM = "lychee_cluster:form=paper,budget={}"
 
 
 def _gain(larger: int, smaller: int, bound: float, *, saturated: bool = False, decides: bool = True) -> Test:
@@ -19,4 +19,5 @@ CLAIM = Claim(
     tests=(_gain(1024, 256, 0.02), _gain(2048, 1024, 0.02, saturated=True), _gain(1024, 512, 0.02, decides=False)),
     premises=(Test("right answers of dense attention", "right", Group("dense"), bound=0.8),),
     instrument="a model that answers with dense attention",
+    protocol="LongBench V2, whose questions are read, not looked up",
 )

@@ -3,7 +3,7 @@
 from ..designs.indexing import Indexing
 from ..judging.claim import LYCHEE_CLUSTER, Claim, Group, Source, Test
 
-LAZY, OURS = "lazy_clusters:budget=1024", "lychee_cluster:budget=1024"
+LAZY, OURS = "lazy_clusters:budget=1024", "lychee_cluster:form=paper,budget=1024"
 
 
 def _below(measure: str, what: str, arm: str, bound: float, *, decides: bool = True) -> Test:

@@ -1,6 +1,7 @@
 """HardKuma gates decide, each for 0 or 1, where directly optimised ones stay between."""
 
 from ..designs.trained import Trained
+from ..designs.trial import STANDS
 from ..judging.claim import LYCHEE_DECODE, Claim, Group, Source, Test
 
 
@@ -26,5 +27,6 @@ CLAIM = Claim(
         *_decided("hardkuma", "HardKuma gates"),
         *_decided("letter", "HardKuma gates by the paper's multiplier", decides=False),
     ),
-    instrument="a model with more heads",
+    premises=(STANDS,),
+    instrument="gates trained by the authors' code, a model with more heads",
 )

@@ -1,6 +1,7 @@
 """With as many dense heads, roles of single heads keep more answers than sharing by whole layers."""
 
 from ..designs.retrieving import Retrieving
+from ..designs.trial import STANDS
 from ..judging.claim import LYCHEE_DECODE, Claim, Group, Source, Test
 
 BUDGETS = (16, 64, 256)
@@ -37,5 +38,6 @@ CLAIM = Claim(
         _above("*", "direct", "query"),
         _above("*", "direct", "kv"),
     ),
-    instrument="a model whose retrieval rests on more than one layer",
+    premises=(STANDS,),
+    instrument="gates trained by the authors' code, a model whose retrieval rests on more than one layer",
 )

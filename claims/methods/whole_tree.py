@@ -12,12 +12,12 @@ from torch import Tensor
 from saccade.kernels._cluster_tree import ClusterTree, SearchWidths
 from saccade.kernels._flat import host_bounds
 from saccade.kernels.chunk_keys.api import chunk_keys
-from saccade.kernels.cluster_search.api import cluster_search
 from saccade.methods.lychee_cluster import plan
 from saccade.methods.method import Method
 from saccade.methods.options import AtLeastOne, Budget, FirstDense, Options
 from saccade.selection.clusters.groups import Groups
 from saccade.selection.clusters.plant import plant
+from saccade.selection.clusters.search import cluster_search
 from saccade.selection.clusters.selector import ClusterSelector
 from saccade.selection.clusters.settings import MOST_UNITS, ClusterSettings
 from saccade.selection.clusters.tree import empty_trees, of_layer, write

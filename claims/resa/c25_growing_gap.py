@@ -28,4 +28,5 @@ CLAIM = Claim(
         Test("points of accuracy lost to dense after 4,096 tokens", "gap", Group(SPARSE.format(LONG)), reported=0.03),
     ),
     instrument="a model whose attention spreads over layers, on texts of which long context is a part",
+    protocol="mathematics and texts of more than 64K tokens",
 )

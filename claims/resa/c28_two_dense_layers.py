@@ -28,4 +28,5 @@ CLAIM = Claim(
     ),
     premises=(_less("block-sparse", SPARSE, reported=-0.030),),
     instrument="a model on which block-sparse decoding loses answers",
+    protocol="mathematics in long generations",
 )

@@ -32,4 +32,5 @@ CLAIM = Claim(
         Test("right answers at the best layer, budget 256", "right", Group("tidal:budget=256,*", "best"), bound=0.5),
     ),
     instrument="a model that finds facts under tidal at some layer",
+    protocol="one needle of 7 digits, its question inside the dense prompt: easier than ours, decoded sparsely",
 )

@@ -27,4 +27,5 @@ CLAIM = Claim(
         Test(f"right answers, {of}", "right", Group(first), Group(second), bound=bound, reported=told, decides=decides)
         for of, first, second, bound, told, decides in EFFECTS
     ),
+    protocol="one needle of 7 digits, its question inside the dense prompt: easier than ours, decoded sparsely",
 )

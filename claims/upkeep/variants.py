@@ -18,12 +18,12 @@ from ..methods.whole_tree import WholeTreeLayer
 from .capture import Reading
 from .orders import Order, largest_cluster, search
 
-CLUSTERS = "lychee_cluster"
+CLUSTERS = "lychee_cluster:form=paper"
 
 
 @dataclass(frozen=True, slots=True)
 class Upkeep:
-    """How an index comes to be: the policy's name, and whether it is built from nothing.
+    """How an index comes to be: the policy, and whether it is built from nothing.
 
     From nothing means: where a measurement begins. Through its few queries it is kept up like the others.
     """
@@ -33,7 +33,7 @@ class Upkeep:
 
     def bound(self, budget: int) -> Policy:
         """The policy with its budget; raises a PolicyError if that is too small for it."""
-        return Policy.create(self.policy, {"budget": budget})
+        return Policy.from_spec(self.policy).with_budget(budget)
 
 
 @dataclass(frozen=True, slots=True)

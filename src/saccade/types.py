@@ -65,6 +65,10 @@ class Rows:
     def batch(self) -> int:
         return self.seq_lens.shape[0]
 
+    def units(self, unit: int) -> Tensor:
+        """How many units of so many tokens each row has, the last one maybe partial; int32 `[B]`."""
+        return self.seq_lens if unit == 1 else (self.seq_lens + (unit - 1)).div(unit, rounding_mode="floor")
+
     @property
     def uniform(self) -> bool:
         """Whether all rows are known to start and end at the same slots, so that one slice serves them all."""

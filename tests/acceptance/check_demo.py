@@ -1,6 +1,6 @@
 """Does the demo's results folder hold what the README promises? `python check_demo.py results/demo`; exits 1 if not.
 
-At least 48 questions under all nine policies; the claims of `LEAST`, `MOST` and `check_recalls` hold; every promised
+At least 48 questions under all ten policies; the claims of `LEAST`, `MOST` and `check_recalls` hold; every promised
 file is there, and the report free of anything it would have to fetch.
 """
 

@@ -29,7 +29,7 @@ SPECS = (
     "lychee_decode:roles=layers:0+2+7,budget=1",
     f"lychee_cluster:budget={48 + EVERY}",
     "resa:ratio=0.001,min_pages=1",
-    "composed:scorer=cluster,roles=layers:2+7,budget=52",
+    "token_clusters:budget=32",
 )
 
 

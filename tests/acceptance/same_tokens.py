@@ -40,7 +40,7 @@ SPECS = (
     "resa:min_pages=4,ratio=0.05,rectify=8:verify",
     "exact_topk:budget=64",
     "composed:scorer=page_bounds,rule=ratio,ratio=0.05,roles=layers:2+5,rectify=12",
-    "composed:scorer=cluster,chunking=fixed,budget=256",
+    "lychee_cluster:form=paper,chunking=fixed,budget=256",
     "composed:rule=rank_union,budget=64,roles=every:3",
 )
 """Every method, with the options that take another way through the code."""

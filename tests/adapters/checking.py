@@ -46,7 +46,10 @@ class OracleObserver:
 
     def _expected(self, layer: int, rows: Rows, row: int, q: np.ndarray, k: np.ndarray) -> list[list[int]]:
         """Run the policy's oracle over this layer, with the last selecting layer's q and k where it reuses."""
-        o = dict(self.options)
+        # A frame that nobody asked for is none.
+        o = {
+            name: value for name, value in self.options.items() if value is not None or name not in ("sinks", "window")
+        }
         if self.name == "dense":
             return oracles.everything(q, k)
         dense_layers = o.pop("dense_layers")

@@ -13,13 +13,13 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import DynamicCache
 
 import saccade
-from saccade.selection.clusters.index import ClusterIndex
+from saccade.selection.clusters.mass_index import MassIndex
 from walking import among
 
 from . import tiny
 from .ways import WAYS, assistant, offered
 
-CLUSTERS = "lychee_cluster:sinks=2,chunk_min=2,chunk_max=4,buffer=3,replant=4,dense_layers=1,budget=16"
+CLUSTERS = "lychee_cluster:sinks=2,chunk_min=2,chunk_max=4,buffer=3,dense_layers=1,budget=16"
 SAME = offered("by hand", "prompt lookup", "static cache", "by hand, static", "chunked prefill")
 
 
@@ -159,7 +159,7 @@ def test_without_a_tokenizer_chunks_have_one_length_and_the_run_says_so() -> Non
         cache = DynamicCache()
         tiny.by_hand(tiny.llama(), tiny.prompt(), 9, cache)
         index = cache.layers[0].session.state.indexes.index
-        assert isinstance(index, ClusterIndex)
+        assert isinstance(index, MassIndex)
         edges = index.table.edges[0, : int(index.table.counts[0]) + 1].tolist()
         assert {stop - start for start, stop in pairwise(edges)} == {4}
         assert run.notes == ("lychee_cluster: no tokenizer was given, so chunks have a fixed length",)

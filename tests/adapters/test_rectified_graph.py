@@ -35,7 +35,7 @@ POLICIES = {
     "less_is_more": "less_is_more:reselect=3,dense_layers=1,budget=9",
     "lychee_decode": "lychee_decode:roles=every:2,page=4,budget=12",
     "streaming": "streaming:budget=9",
-    "lychee_cluster": "lychee_cluster:sinks=2,chunk_min=2,chunk_max=4,dense_layers=1,budget=20,replant=3",
+    "lychee_cluster": "lychee_cluster:sinks=2,chunk_min=2,chunk_max=4,dense_layers=1,budget=20",
     "exact_topk": "exact_topk:dense_layers=1,budget=9",
 }
 
@@ -128,8 +128,12 @@ def test_a_rectified_cache_is_the_dense_one() -> None:
 
 
 @ON_DEVICE
-@pytest.mark.parametrize("kinds", ["cccrrrrrrrcccccccccc", "rrrrrccrrrrrrrrrcrrr", "rrrrcrrcccccrrrcccrr"])
-@pytest.mark.parametrize("name", ["resa", "tidal", "lychee_cluster"])
+@pytest.mark.parametrize(
+    ("name", "kinds"),
+    in_turn(
+        ["resa", "tidal", "lychee_cluster"], ["cccrrrrrrrcccccccccc", "rrrrrccrrrrrrrrrcrrr", "rrrrcrrcccccrrrcccrr"]
+    ),
+)
 def test_calls_in_between_count_too(name: str, kinds: str) -> None:
     """Passes fall to calls and to replays, and either goes on from what the other has left unclean."""
     got = Decoding(POLICIES[name], "padded")

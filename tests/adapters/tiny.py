@@ -38,9 +38,15 @@ SMALL = {
 """Options for these models, for every method that has them."""
 
 
+FLOOR = ("quest", "min_pages")
+
+
 def small(method: saccade.Method) -> str:
     """A method's spec with `{budget}` for its budget, if it has one."""
-    told = (f"{option}={value}" for option, value in SMALL.items() if option in method.defaults)
+    # A floor of pages is what makes `resa` cover everything; `quest` has a budget for that.
+    told = (
+        f"{name}={value}" for name, value in SMALL.items() if name in method.defaults and (method.name, name) != FLOOR
+    )
     return ":".join(filter(None, (method.name, ",".join(told))))
 
 
@@ -53,7 +59,8 @@ COVERING = {
 }
 """Every method, so that it attends to everything."""
 
-POLICIES = [name for name in COVERING if name not in ("tidal, rectified", "lychee_decode", "lychee_cluster", "resa")]
+OWN_INDEX = ("lychee_cluster", "token_clusters")
+POLICIES = [name for name in COVERING if name not in ("tidal, rectified", "lychee_decode", "resa", *OWN_INDEX)]
 SPARSE = [name for name in POLICIES if name != "dense"]
 """Policies whose sets depend on one layer's queries and keys: `checking` recomputes them wherever they are chosen."""
 

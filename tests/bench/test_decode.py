@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from pathlib import Path
 from typing import Any
-from xml.etree import ElementTree
 
 import pytest
 import torch
@@ -21,8 +20,6 @@ from saccade.checkpoints.presets import SHAPES, random_model, read_config
 from saccade.cli import app, options
 from saccade.errors import SaccadeError
 from saccade.methods.policy import Policy
-from saccade.report import decode as picture_module
-from tables import kept_figures
 
 KEYS = {
     *("policy", "runtime", "context", "batch", "threads", "ms_per_token", "ms_selection", "ms_attention", "ms_index"),
@@ -228,28 +225,6 @@ def test_wrong_logits_are_not_timed(shape: str, monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(variants.Memory, "cache", different)
     with pytest.raises(SaccadeError, match="dense on saccade differs from stock on transformers"):
         measure_dense(shape, STOCK)
-
-
-def test_draws_a_picture(shape: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A line per decoder and policy against the context, and the parts of ours at the longest one."""
-    drawn = kept_figures(picture_module, monkeypatch)
-    picture = tmp_path / "bench.svg"
-    given = ["--context", "0,40", "--policy", "tidal", "--baseline", "transformers", "--picture", str(picture)]
-    rows = rows_of(shape, tmp_path, *given)
-    assert ElementTree.parse(picture).getroot().tag.endswith("svg")
-    lines, parts = drawn[0].axes
-    found = {line.get_label(): list(line.get_ydata()) for line in lines.get_lines()}
-    names = {"stock transformers": "stock", "dense (saccade)": "dense", "tidal:budget=16": "tidal:budget=16"}
-    times = {name: [row["ms_per_token"] for row in rows if row["policy"] == spec] for name, spec in names.items()}
-    assert found == times
-    assert [label.get_text() for label in lines.get_xticklabels()] == ["0", "40"]
-    # Stock transformers has no parts; each bar ends where its row's time does.
-    bars = {label.get_text(): 0.0 for label in parts.get_yticklabels()}
-    assert set(bars) == {"dense (saccade)", "tidal:budget=16"}
-    for name, place in zip(bars, parts.get_yticks(), strict=True):
-        widths = [bar.get_width() for bar in parts.patches if bar.get_y() < place < bar.get_y() + bar.get_height()]
-        row = next(row for row in rows if row["context"] == 40 and row["policy"] == names[name])
-        assert sum(widths) == pytest.approx(sum(row[part] for part in PARTS))
 
 
 def test_first_layers_of_a_preset() -> None:

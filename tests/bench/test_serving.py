@@ -284,7 +284,7 @@ def test_a_token_of_drafts_takes_its_share_of_a_cycle(monkeypatch: pytest.Monkey
         ("rectify-together is valid only without drafts", {**verified, "rectify_together": True}),
         (
             "would enter the policy's index of text",
-            {**verified, "policies": ["composed:scorer=cluster,chunking=fixed,rectify=8:verify"]},
+            {**verified, "policies": ["lychee_cluster:chunking=fixed,rectify=8:verify"]},
         ),
     ):
         with pytest.raises(SaccadeError, match=words):

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from benchmarks.gpu import captured, cluster_searches, gathers, kernels, page_searches, passes, planting, timing
+from benchmarks.gpu import captured, gathers, kernels, page_searches, passes, planting, timing
 
 SHORT = ("--seconds", "600")
 Rehearsed = Callable[..., Any]
@@ -69,16 +69,6 @@ def test_a_rehearsal_of_page_searches(rehearsed: Rehearsed) -> None:
     ]
     assert {one["constants"] for one in found} == {"as it is", "most=0"}
     assert all(one["ms"] > 0 for one in found)
-
-
-def test_a_rehearsal_of_cluster_searches(rehearsed: Rehearsed) -> None:
-    found = rehearsed(cluster_searches, *SHORT, "--set", "RIVALS=8,PART=8")
-    assert found["left_out"] == []
-    assert [(one["rows"], one["length"]) for one in found["points"]] == [(1, 2300), (2, 3000)]
-    for one in found["points"]:
-        assert 0 < one["tokens"] <= 2048
-        assert one["same"] == {"shipped": True, "RIVALS=8,PART=8": True}
-        assert one["times"].keys() == one["same"].keys()
 
 
 def test_a_rehearsal_of_passes(rehearsed: Rehearsed) -> None:

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from benchmarks import soak
 from benchmarks.growth import one_head, synthetic_keys
 from benchmarks.soak import Runner, Soak, SoakJob, SoakSettings
-from benchmarks.steadiness import Steadiness, _LastSeen, clusters_of
+from benchmarks.steadiness import Steadiness, _LastSeen, at_random, clusters_of
 from claims.methods.whole_tree import WholeTree
 from commands import tiny_model, write_model
 from saccade.adapters.hf.run import sparsify
@@ -147,6 +147,45 @@ def test_clusters_of_a_set_are_those_whose_chunks_it_holds(kind: type[ClusterSel
     }
     found = [number for number in clusters_of(tree, torch.tensor(edges), selection.ids[0])[0].tolist() if number >= 0]
     assert len(chosen) > 1 and sorted(found) == sorted(chosen)
+
+
+@pytest.mark.parametrize("spec", ["lychee_cluster:budget=64", "lazy_clusters:budget=64", "quest:page=4,budget=32"])
+def test_what_is_always_attended_is_not_retrieved(folder: Path, spec: str) -> None:
+    """Clusters are counted whichever index has them, sinks and buffer left out; random sets are of the same sizes."""
+    job, sizes = SoakJob.check(settings_of(folder)), list[tuple[int, int]]()
+
+    class Watched(Steadiness):
+        def _chosen(self, layer: int, span: Any, q: Any, kv: Any, selection: Any) -> Any:
+            chosen, among = super()._chosen(layer, span, q, kv, selection)
+            sizes.append((int((chosen >= 0).sum(axis=1).max()), among))
+            assert chosen.max() < among
+            return chosen, among
+
+    watched = Watched(4, random=True)
+    model = tiny_model(ModelSource.locate(None).tokenizer(), 400, layers=LAYERS, kv_heads=KV_HEADS)
+    with sparsify(model, spec, tokenizer=job.tokenizer, observers=(watched,)) as run:
+        runner = Runner(model, run, job.tokens, 100)
+        watched.cache = runner.cache
+        runner.prefill()
+        with run.decoding():
+            runner.feed(40)
+    # 64 tokens are up to 8 chunks of 8, so at most 8 clusters; 16 sinks and a buffer would be as many tokens more.
+    assert all(0 < most <= 8 and most < among <= 146 // 4 + 1 for most, among in sizes)
+    series = watched.series()
+    assert len({len(steps) for steps in series.values()}) == 1 and len(series["hit"]) >= 39
+    difference = numpy.array(series["jaccard"]) - series["jaccard_of_random"]
+    assert series["jaccard_above_random"] == pytest.approx(difference, abs=2e-4)
+
+
+def test_random_sets_are_as_steady_as_chance() -> None:
+    """Two sets of 20 of 100 share 4 in the mean: similarity about 4 / 36."""
+    generator, seen, chosen = numpy.random.default_rng(1), _LastSeen(1, 4), numpy.arange(24)[None]
+    chosen[:, 20:] = -1
+    drawn = [at_random(chosen, 100, generator) for _ in range(400)]
+    assert all(sorted(one[0, 20:]) == [-1] * 4 and len({*one[0, :20].tolist()}) == 20 for one in drawn)
+    similar = [pair[1] for pair in map(seen.step, drawn) if pair is not None]
+    # 400 draws, each off by .05: their mean by .003.
+    assert abs(float(numpy.mean(similar)) - 4 / 36) < 0.012
 
 
 @settings(max_examples=40)

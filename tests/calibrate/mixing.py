@@ -94,11 +94,13 @@ class Naive:
         return torch.stack(out).view(q.shape[0], length, -1).transpose(0, 1)[None].to(query), None
 
     def _best(self, q: Tensor, keys: Tensor, at: int) -> list[int]:
-        """The current token and the best others: `ceil(kept * visible)` in all, ties to the lower position."""
+        """Of k = `ceil(kept * visible)`: the current token, sinks, window, best others; ties to the lower place."""
         count = math.ceil(self.kept * (at + 1))
+        first, last = min(128, count // 8), min(256, count // 4)
+        chosen = {at, *range(first), *range(at + 1 - last, at + 1)}
         scores = (keys @ q).tolist()
-        ranked = sorted(range(at), key=lambda other: (-scores[other], other))
-        return sorted([at, *ranked[: count - 1]])
+        ranked = sorted({*range(at)} - chosen, key=lambda other: (-scores[other], other))
+        return sorted([*chosen, *ranked[: count - len(chosen)]])
 
 
 def _attend(scores: Tensor, values: Tensor, chosen: Sequence[int]) -> Tensor:

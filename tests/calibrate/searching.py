@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -61,6 +62,35 @@ def make_task(folder: Path, path: Path, *, texts: int = 3, asked: int = 2, ragge
     return path
 
 
+@torch.no_grad()
+def guessed_task(folder: Path, path: Path, start: tuple[int, ...] = (), *, benchmark: bool = False) -> Path:
+    """Three texts: of two questions one is answered without the text, then one that is, then one that is not.
+
+    `start`: what the tokenizer puts before a text.
+    """
+    tokenizer, model = ModelSource.locate(folder).tokenizer(), AutoModelForCausalLM.from_pretrained(folder).eval()
+
+    def encode(text: str) -> list[int]:
+        return list(tokenizer(text, add_special_tokens=False)["input_ids"])
+
+    def line(context: str, question: str, answer: str) -> str:
+        row = {"context": context, "question": question, "answer": answer}
+        return json.dumps(row | ({"answer_prefix": "It is", "max_new_tokens": 4} if benchmark else {}))
+
+    def guess(question: str) -> str | None:
+        """The word that the model says to a question alone; None if it says no word."""
+        told = encode(f"{question}\nIt is" if benchmark else f"\n\nQuestion: {question}\nAnswer:")
+        said = tokenizer.decode([int(model(torch.tensor([[*start, *told]])).logits[0, -1].argmax())])
+        return said.strip() if said[:1] == " " and len(encode(f" {said.strip()}")) == 1 and said.strip() else None
+
+    asked = (f"What of {number}?" for number in range(1000))
+    known = list(islice(((one, word) for one in asked if (word := guess(one))), 4))
+    wrong = [(question, "the" if own != "the" else "a") for question, own in known]
+    lines = [line("Of two.", *known[0]), line("Of two.", *wrong[1]), line("Of one.", *known[2])]
+    path.write_text("\n".join([*lines, line("Another.", *wrong[3])]), encoding="utf-8")
+    return path
+
+
 def common(folder: Path | None, output: Path, **changes: Any) -> TargetSettings:
     options: dict[str, Any] = {
         "model": None if folder is None else str(folder),
@@ -84,7 +114,7 @@ def head_settings(folder: Path | None, output: Path, **changes: Any) -> heads.He
         "methods": "direct",
         "target_heads": 8,
         "exact": False,
-        "seeds": 1,
+        "drop_known": False,
         "steps": 3,
         "lengths": (128, 160),
         "budgets": "16,32",
@@ -95,7 +125,7 @@ def head_settings(folder: Path | None, output: Path, **changes: Any) -> heads.He
 def layer_settings(folder: Path | None, output: Path, **changes: Any) -> layers.LayerSettings:
     names = TargetSettings.__dataclass_fields__
     shared = common(folder, output, **{name: changes.pop(name) for name in list(changes) if name in names})
-    return layers.LayerSettings(shared, **{"policy": "tidal", "budgets": "16,32", "most": 1, "passages": 3, **changes})
+    return layers.LayerSettings(shared, **{"policy": "tidal", "budgets": "16,32", "most": 1, "passages": 2, **changes})
 
 
 def probe_settings(folder: Path | None, output: Path, **changes: Any) -> layers.LayerSettings:

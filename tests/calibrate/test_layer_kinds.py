@@ -69,6 +69,7 @@ def decodes(folder: Path, recipe: Path) -> None:
     assert result.exit_code == 0, result.output
 
 
+@pytest.mark.parametrize("folder", among(NAMES, ["gemma3_text"]), indirect=True)
 def test_layers_are_searched_among_those_with_full_attention(folder: Path, task: Path, tmp_path: Path) -> None:
     search = LayerSearch.check(
         layer_settings(folder, tmp_path, task=str(task), policy="tidal:dense_layers=1", budgets="16")
@@ -112,12 +113,13 @@ def test_heads_are_found_in_layers_with_full_attention(folder: Path, task: Path,
 
 def test_retrieval_scores_are_of_layers_with_full_attention(folder: Path, tmp_path: Path) -> None:
     search = HeadSearch.check(head_settings(folder, tmp_path, methods="score", target_heads=4))
-    found = search.find(search.target.subject.load(), "score", 0, nothing)
+    found = search.find(search.target.subject.load(), "score", nothing)
     assert np.shape(found.values) == (3, 2) and np.all(np.array(found.values) > 0)
     named = {int(part.partition(".")[0]) for part in found.roles["exact"].removeprefix("heads:").split("+")}
     assert FULL_LAYERS[0] in named and named <= set(FULL_LAYERS)
 
 
+@pytest.mark.parametrize("folder", among(NAMES, ["qwen3_next"]), indirect=True)
 def test_tune_writes_a_recipe_that_generate_runs(folder: Path, task: Path, tmp_path: Path) -> None:
     """Every family that fits, with the search for a layer before them left out: a file has one set of texts."""
     settings = tune_settings(folder, tmp_path, task=str(task), policies=(), context=150, budgets="16")
@@ -131,6 +133,7 @@ def test_tune_writes_a_recipe_that_generate_runs(folder: Path, task: Path, tmp_p
     decodes(folder, tmp_path / "saccade.json")
 
 
+@pytest.mark.parametrize("folder", among(NAMES, ["qwen3_next"]), indirect=True)
 def test_compare_of_budgets_above_the_context_is_dense(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -209,21 +212,22 @@ def test_the_teacher_is_stock_and_the_student_has_gradients(name: str) -> None:
 def test_the_students_slope_is_that_of_finite_differences(name: str) -> None:
     """A slope that stopped in another layer's cache would be another by its own size.
 
-    Central differences err by the step's square, 2^-16, and by float32 logits over the step, 2^-24 * 2^8, times tens of
-    sums each: a fiftieth is more than both.
+    Central differences err by the step's square, 2^-22, and by float32 logits over the step, 2^-24 * 2^11, times tens
+    of sums each: a fiftieth is more than both. Gates are such that no choice of tokens turns within so short a step:
+    there no slope would be.
     """
     model = hybrid(name).double().requires_grad_(False)
     tokens = tiny.prompt(36)[0]
     mixture, places = Mixture(model, 0.3), torch.arange(8)
     text = mixture.read(tokens[:28].tolist())
-    gates = torch.rand(3, 2, generator=torch.Generator().manual_seed(1)).requires_grad_()
+    gates = torch.rand(3, 2, generator=torch.Generator().manual_seed(3)).requires_grad_()
     weights = torch.randn(8, tiny.VOCABULARY, generator=torch.Generator().manual_seed(2))
 
     def value(at: torch.Tensor) -> torch.Tensor:
         return (mixture.logits(text, tokens[28:], places, at) * weights).sum()
 
     (slope,) = torch.autograd.grad(value(gates), gates)
-    step = 2.0**-8
+    step = 2.0**-11
     with torch.no_grad():
         for place in range(6):
             shift = torch.zeros(3, 2)

@@ -278,6 +278,11 @@ def test_accelerators_choose_what_the_kernel_chooses(past: int, kept: float) -> 
     rule = Ratio(kept)
     sizes = [rule.size(past + number + 1, 1) for number in range(7)]
     chosen = mixture_module._choose(q, keys, key, kept)
+    for number, size in enumerate(sizes):  # as in LycheeDecode's code, and in shares of smaller sets
+        first, last = min(128, size // 8), min(256, size // 4)
+        places = [*range(first), *range(past + number + 1 - last, past + number + 1)]
+        assert chosen[:, number, places].all()
+        scores[:, number, places] = math.inf
     assert torch.equal(mixture_module.best_of_each(scores, torch.tensor(sizes), sizes[0], sizes[-1]), chosen)
     assert chosen.sum(-1).tolist() == [sizes] * 2
 

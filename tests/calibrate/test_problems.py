@@ -5,10 +5,13 @@ from __future__ import annotations
 import copy
 import json
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from searching import guessed_task
 from tokenizers import Tokenizer, models, trainers
 from tokenizers.processors import TemplateProcessing
 from transformers import PreTrainedTokenizerFast
@@ -304,3 +307,22 @@ def test_a_benchmarks_rows_are_problems_too(plain: Any, tmp_path: Path) -> None:
     assert said == [("Which?\nIt is", " a, b"), ("What?\nIt is", " c")]
     with pytest.raises(DocumentError, match="line 1 has no column max_new_tokens"):
         read(plain, write(tmp_path / "rows.jsonl", [{k: v for k, v in row.items() if k != "max_new_tokens"}]))
+
+
+@pytest.mark.parametrize(("begun", "benchmark"), [("plain", False), ("with_start", False), ("plain", True)])
+def test_questions_that_are_answered_without_their_text_are_left_out(
+    begun: str, benchmark: bool, folder: Path, tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
+    """Behind what the tokenizer begins a text with; a text of which nothing is left goes too."""
+    tokenizer, start = request.getfixturevalue(begun), {"plain": (), "with_start": (5,)}[begun]
+    path = guessed_task(folder, tmp_path / "mine.jsonl", start, benchmark=benchmark)
+    model = ModelSource.locate(folder).weights(torch.device("cpu"), torch.float32)
+    whole = FileProblems(tokenizer, path, positions=POSITIONS)
+    left = whole.without_known(model)
+    assert [len(whole[number].asks) for number in range(len(whole))] == [2, 1, 1]
+    assert [left[number] for number in range(len(left))] == [replace(whole[0], asks=whole[0].asks[1:]), whole[2]]
+    lines = path.read_text().splitlines()
+    path.write_text("\n".join([lines[0], lines[2]]))
+    with pytest.raises(DocumentError, match="answers all of it without the texts") as refused:
+        FileProblems(tokenizer, path, positions=POSITIONS).without_known(model)
+    assert "\n" not in str(refused.value) and str(path) in str(refused.value)

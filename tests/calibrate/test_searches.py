@@ -13,7 +13,16 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from searching import POSITIONS, head_settings, layer_settings, make_model, make_task, probe_settings, tune_settings
+from searching import (
+    POSITIONS,
+    guessed_task,
+    head_settings,
+    layer_settings,
+    make_model,
+    make_task,
+    probe_settings,
+    tune_settings,
+)
 
 import saccade
 from saccade.calibrate.heads import HeadSearch
@@ -26,6 +35,7 @@ from saccade.plans.role_file import RoleFile
 from saccade.recipes.recipe import Recipe
 from saccade.report.heads import head_report, head_table
 from saccade.report.layers import layer_report, layer_table
+from walking import among, in_turn
 
 SEARCHES: dict[str, tuple[Any, Callable[..., Any]]] = {
     "heads": (HeadSearch, head_settings),
@@ -72,6 +82,7 @@ OWN: dict[str, list[tuple[dict[str, Any], list[str]]]] = {
         ({"target_heads": 21}, ["--target-heads 21", "4", "20"]),
         ({"methods": "direct,hardkuma"}, ["--method 'hardkuma' is not valid: direct, score, random"]),
         ({"methods": ""}, ["--method"]),
+        ({"drop_known": True}, ["--drop-known", "--task kv"]),
         ({"lengths": (128, POSITIONS + 1)}, [str(POSITIONS)]),
     ],
     "layers": [
@@ -157,7 +168,7 @@ def test_training_texts_fit_the_model_with_all_their_questions(folder: Path, tmp
     with pytest.raises(SaccadeError, match=f"the model has {POSITIONS} positions"):
         HeadSearch.check(head_settings(folder, tmp_path, lengths=(700, 700)))
     search = HeadSearch.check(head_settings(folder, tmp_path, lengths=(200, 200)))
-    texts = search.texts("direct", 0)
+    texts = search.texts("direct")
     for number in range(3):
         problem = texts[number]
         asks = [len(ask.prompt) + len(ask.answer) + len(ask.after) for ask in problem.asks]
@@ -195,7 +206,7 @@ def test_heads_of_a_model_without_groups(folder: Path, task: Path, tmp_path: Pat
     exact = HeadSearch.check(replace(settings, exact=True)).run(again.append)
     assert again == []
     for one, kind in ((results, "threshold"), (exact, "exact")):
-        assert one["chosen_of"] == {"method": "direct", "seed": 0, "roles": kind}
+        assert one["chosen_of"] == {"method": "direct", "roles": kind}
         assert one["chosen"] == one["found"][0]["roles"][kind]
     assert Recipe.read(tmp_path / "saccade.json").roles == exact["chosen"] != results["chosen"]
 
@@ -225,8 +236,7 @@ def test_layers_of_a_model_without_groups(folder: Path, task: Path, tmp_path: Pa
     assert again == []
 
 
-@pytest.mark.parametrize("command", ["layers", "probe", "heads"])
-@pytest.mark.parametrize("tuned", [True, False])
+@pytest.mark.parametrize(("command", "tuned"), in_turn(["layers", "heads", "probe"], [True, False]))
 def test_a_tuned_policy_stays(
     command: str, tuned: bool, folder: Path, task: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -344,7 +354,7 @@ def test_a_training_of_another_seed_is_not_taken_up(grouped: Path, tmp_path: Pat
         HeadSearch.check(head_settings(grouped, tmp_path, seed=1)).run(stop)
 
 
-@pytest.mark.parametrize("name", SEARCHES)
+@pytest.mark.parametrize("name", among(SEARCHES, ("heads", "probe", "tune")))
 def test_a_full_disk_leaves_the_recipe_that_was_there(
     folder: Path, task: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
@@ -404,8 +414,21 @@ def test_heads_by_score(folder: Path, task: Path, tmp_path: Path) -> None:
 
 
 def test_random_roles_are_as_many_as_wanted_and_differ_by_seed(folder: Path, task: Path, tmp_path: Path) -> None:
-    settings = head_settings(folder, tmp_path, methods="random", seeds=3, task=str(task), budgets="16")
+    lists = set()
+    for seed in range(2):
+        own: dict[str, Any] = {"methods": "random", "seed": seed, "task": str(task), "budgets": "16"}
+        results = HeadSearch.check(head_settings(folder, tmp_path / str(seed), **own)).run(nothing)
+        lists.add(results["chosen"])
+        assert {row["heads"] for row in results["rows"]} == {8}
+    assert len(lists) == 2
+
+
+@pytest.mark.usefixtures("unprobed")
+def test_questions_that_need_no_text_are_left_out(folder: Path, tmp_path: Path) -> None:
+    """Of training and of scoring."""
+    task = guessed_task(folder, tmp_path / "mine.jsonl")
+    settings = head_settings(folder, tmp_path / "out", methods="random", task=str(task), budgets="16", drop_known=True)
     results = HeadSearch.check(settings).run(nothing)
-    lists = [one["roles"]["exact"] for one in results["found"]]
-    assert len(set(lists)) == 3
-    assert {row["heads"] for row in results["rows"]} == {8}
+    assert results["drop_known"] and results["texts"] == 2 and {row["n"] for row in results["rows"]} == {2}
+    with pytest.raises(OutputError, match="drop_known=True, this one has None"):
+        HeadSearch.check(replace(settings, drop_known=False)).run(nothing)

@@ -68,7 +68,7 @@ def test_embeddings_have_no_text_and_the_run_says_so() -> None:
 
 def test_fixed_chunks_need_no_tokenizer() -> None:
     model, _ = bundled()
-    with saccade.sparsify(model, "composed:scorer=cluster,chunking=fixed,budget=128") as run:
+    with saccade.sparsify(model, "lychee_cluster:chunking=fixed,budget=128") as run:
         assert run.notes == ()
 
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import copy
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from tokenizers.processors import TemplateProcessing
 from transformers import DynamicCache
 
 from claims.accumulation import passages
@@ -22,8 +24,10 @@ from claims.accumulation.accumulation import (
 )
 from claims.accumulation.job import shares
 from claims.accumulation.passages import FACTS, LIBRARY, REFERENCE, Passage, held_out_passages
+from claims.designs.continuation import stretches
 from commands import Invoke, told
 from saccade.adapters.hf.run import sparsify
+from saccade.checkpoints.load import ModelSource
 from saccade.errors import DocumentError, PolicyError, SaccadeError
 from saccade.eval.output import whole_numbers
 from saccade.methods.policy import Policy
@@ -33,10 +37,34 @@ TEMPLATE = Policy.from_spec("quest:page=4,dense_layers=0")
 
 
 @pytest.fixture(scope="module")
+def plain() -> Any:
+    return ModelSource.locate(None).tokenizer()
+
+
+@pytest.fixture(scope="module")
+def with_start(plain: Any) -> Any:
+    """Puts a token before every text, as Llama's does."""
+    made = copy.deepcopy(plain)
+    made.backend_tokenizer.post_processor = TemplateProcessing(single="<s> $A", special_tokens=[("<s>", 5)])
+    return made
+
+
+@pytest.fixture(scope="module")
 def texts() -> list[Passage]:
     generator = torch.Generator().manual_seed(1)
     tokens = torch.randint(1, 2000, (2, LENGTH + 1), generator=generator).tolist()
     return [Passage("noise", number, tuple(row)) for number, row in enumerate(tokens)]
+
+
+def test_a_text_begins_as_the_tokenizer_has_it_however_it_is_cut(plain: Any, with_start: Any) -> None:
+    """In front of what is cut from the left too, and no target moves."""
+    sizes: dict[str, Any] = {"count": 2, "shortest": 300, "longest": 400, "seed": 3}
+    both = [held_out_passages(tokenizer, (REFERENCE, FACTS), **sizes) for tokenizer in (plain, with_start)]
+    for without, begun in zip(*both, strict=True):
+        for length in (301, 401):
+            assert begun.cut(length) == (5, *without.cut(length)[1:]) and len(begun.cut(length)) == length
+    for stretch in zip(*(stretches(tokenizer, 200, 3, 20, 4096) for tokenizer in (plain, with_start)), strict=True):
+        assert stretch[1] == (5, *stretch[0][1:]) and len(stretch[1]) == 200
 
 
 def logits_of(

@@ -8,6 +8,7 @@ import shutil
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
+from math import isnan
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
@@ -19,6 +20,7 @@ from claims.designs import trial as trial_module
 from claims.designs.packages import PackageProblems
 from claims.designs.retrieving import Retrieving, cut
 from claims.designs.trained import Trained
+from claims.designs.trial import STANDS
 from claims.gates import choice as choice_module
 from claims.gates import job as job_module
 from claims.gates import page
@@ -28,8 +30,10 @@ from claims.gates.variants import VARIANTS
 from claims.judging.claim import Claim
 from claims.judging.discovery import found
 from claims.judging.study import Study
+from claims.judging.verdicts import judge
 from commands import LAYERS, Fails, Invoke, invoker, told
 from saccade.calibrate import corpus as corpus_module
+from saccade.calibrate.target import Target
 from saccade.errors import SaccadeError
 from saccade.types import ModelShape
 from walking import walk
@@ -38,7 +42,7 @@ SMALL = (
     "--target-heads", "4", "--steps", "12", "--seeds", "2", "--lengths", "128,140", "--asked", "2", "--every", "4",
     "--rate", "0.3", "--device", "cpu",
 )  # fmt: skip
-THREE = ("--variants", "letter,share,direct")
+FOUR = ("--variants", "letter,share,direct,code")
 MADE_UP = Choice(target_heads=4, seeds=3, steps=9, budgets=(16,))
 
 
@@ -58,9 +62,9 @@ def read(folder: Path) -> dict[str, Any]:
 
 @pytest.fixture(scope="module")
 def trained(model_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A finished trial of three variants."""
+    """A finished trial of four variants."""
     folder = tmp_path_factory.mktemp("trained")
-    result = invoker(app)("gates", "--model", model_folder, *SMALL, *THREE, "--output-dir", folder)
+    result = invoker(app)("gates", "--model", model_folder, *SMALL, *FOUR, "--output-dir", folder)
     assert result.exit_code == 0, result.output
     return folder
 
@@ -72,7 +76,7 @@ def test_a_trial_gives_traces_and_answers(
     results = read(tmp_path)
     assert results["complete"] and results["target"] == 2
     assert [(run["variant"], run["seed"]) for run in results["runs"]] == [
-        (name, seed) for name in ("letter", "direct", "share") for seed in (0, 1)
+        (name, seed) for name in ("letter", "direct", "share", "code") for seed in (0, 1)
     ]
     for run in results["runs"]:
         assert run["step"] == 12 and len(run["values"]) == LAYERS - 1
@@ -81,11 +85,12 @@ def test_a_trial_gives_traces_and_answers(
         assert (run["start"] > 0) == (run["variant"] != "direct")
     assert ElementTree.fromstring((tmp_path / "gates.svg").read_text()).tag.endswith("svg")
     before = (tmp_path / "training" / "share-1" / "steps.jsonl").read_bytes()
-    train = ("gates", "--model", model_folder, *SMALL, *THREE, "--output-dir", tmp_path)
+    train = ("gates", "--model", model_folder, *SMALL, *FOUR, "--output-dir", tmp_path)
     assert invoke(*train).exit_code == 0  # finished: nothing is trained again
     assert (tmp_path / "training" / "share-1" / "steps.jsonl").read_bytes() == before
 
-    small = Choice((), target_heads=4, seeds=2, steps=12, context=256, texts=2, asked=2, budgets=(16,), behind=900)
+    asked = {"context": 256, "texts": 2, "asked": 2, "budgets": (16,), "behind": 900}
+    small = Choice((), near=99.0, target_heads=4, seeds=2, steps=12, **asked)
     monkeypatch.setattr(choice_module, "CHOICE", small)
     ask = ("--model", model_folder, "--device", "cpu", "--output-dir", tmp_path / "roles")
     result = invoke("roles", tmp_path / "gates.json", *ask)
@@ -93,7 +98,7 @@ def test_a_trial_gives_traces_and_answers(
     answers = read(tmp_path)["answers"]
     assert {(row["variant"], row["seed"], row["roles"]) for row in answers["rows"]} == {
         (name, seed, roles)
-        for name in ("letter", "share", "direct")
+        for name in ("letter", "share", "direct", "code")
         for seed in (0, 1)
         for roles in ("threshold", "exact")
     }
@@ -101,6 +106,9 @@ def test_a_trial_gives_traces_and_answers(
         assert len(row["right"]) == len(answers["dense"]) == 2
         assert row["heads"] == 4 or row["roles"] == "threshold"
     assert "stands for HardKuma: letter" in result.stdout
+    monkeypatch.setattr(choice_module, "CHOICE", replace(small, near=-1.0))
+    told = invoke("roles", tmp_path / "gates.json", *ask).stdout  # nothing is asked again
+    assert "stands for HardKuma: none, no seeds open 2 gates within -1" in told
     small.refuse_others(read(tmp_path))
     for name in ("--budgets", "--texts", "--seed"):
         assert invoke("roles", tmp_path / "gates.json", *ask, name, "8").exit_code == 2
@@ -133,7 +141,7 @@ def test_what_was_trained_before_stays_in_the_file(
     found = read(tmp_path)
     assert found["complete"]
     assert [run.pop("environment", {}).get("threads") for run in found["runs"]] == [None, None, 1, 1]
-    assert found["runs"] == [run for run in whole["runs"] if run["variant"] != "share"]
+    assert found["runs"] == [run for run in whole["runs"] if run["variant"] in ("letter", "direct")]
     assert found["environment"]["date"] == environment["date"], "the file is as old as its oldest run"
 
 
@@ -166,6 +174,22 @@ def test_what_was_cut_off_is_readable_and_goes_on(
     assert read(tmp_path)["runs"] == [whole]
 
 
+def test_questions_that_need_no_text_are_left_out_of_a_file_alone(
+    invoke: Invoke, model_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And the trial's file says so."""
+    left: list[Target] = []
+    monkeypatch.setattr(Target, "without_known", lambda target, _: left.append(target) or target)
+    (tmp_path / "task.jsonl").write_text('{"context": "Text. " , "question": "What?", "answer": "one"}')
+    train = ("gates", "--model", model_folder, *SMALL, "--variants", "letter", "--seeds", "1", "--steps", "1")
+    made = invoke(*train, "--drop-known", "--output-dir", tmp_path / "made")
+    assert made.exit_code == 2 and "--drop-known is not valid with --task kv" in made.output
+    file = (*train, "--task", tmp_path / "task.jsonl", "--output-dir", tmp_path)
+    assert invoke(*file, "--drop-known").exit_code == 0
+    assert len(left) == 1 and read(tmp_path)["drop_known"] is True
+    assert "drop_known True, not None" in invoke(*file, "--variants", "share").output
+
+
 def test_files_that_hold_no_gates_of_the_model_are_refused(fails: Fails, model_folder: Path, tmp_path: Path) -> None:
     ask = ("--model", model_folder, "--output-dir", tmp_path / "roles")
     assert "is not there; `python -m claims gates` makes it" in fails("roles", tmp_path / "absent.json", *ask)
@@ -178,9 +202,12 @@ def test_files_that_hold_no_gates_of_the_model_are_refused(fails: Fails, model_f
 # --- the rule, and claims that follow it ---------------------------------------------------------------------------
 
 
-def made_up(**changes: tuple[float, float]) -> dict[str, Any]:
-    """A trial of all variants, three seeds; `changes`: expected number of open gates, two wanted, and right answers."""
-    known = {**dict.fromkeys(VARIANTS, (5.0, 0.5)), "direct": (2.0, 0.9), **changes}
+def made_up(**changes: tuple[int, float]) -> dict[str, Any]:
+    """A trial of all variants, three seeds; `changes`: number of open gates, two wanted, and right answers of theirs.
+
+    Other roles and expected numbers say the contrary.
+    """
+    known = {**dict.fromkeys(VARIANTS, (5, 0.5)), "direct": (4, 0.9), **changes}
     runs, rows = [], []
     for name, (number, right) in known.items():
         for seed in range(3):
@@ -188,10 +215,11 @@ def made_up(**changes: tuple[float, float]) -> dict[str, Any]:
             about = {"variant": name, "seed": seed, "step": 9}
             trace = {"step": [0, 9], "loss": [None, 3.0], "expected_l0": [7.0, number], "multiplier": [0.0, 1.0]}
             runs.append({**about, "scale": VARIANTS[name].scale, "kind": VARIANTS[name].kind, "start": 4.0,
-                         "expected_l0": number, "values": values, "trace": trace, "grey": float(name == "direct"),
-                         "open": 0 if name == "direct" else LAYERS - 1})  # fmt: skip
-            rows.append({**about, "roles": "exact", "budget": 16, "right": [right, right]})
-            rows.append({**about, "roles": "threshold", "budget": 16, "right": [1.0, 1.0]})
+                         "expected_l0": 7.0 - number, "values": values, "trace": trace, "open": number,
+                         "grey": float(name == "direct")})  # fmt: skip
+            own, other = ("exact", "threshold") if name == "direct" else ("threshold", "exact")
+            rows.append({**about, "roles": own, "budget": 16, "right": [right, right]})
+            rows.append({**about, "roles": other, "budget": 16, "right": [1.5 - right] * 2})
     about = {"target_heads": 4, "seeds": 3, "steps": 9, "target": 2, "layers": [*range(1, LAYERS)], "kv_heads": 2}
     where = {"model": "tiny", "device": "a device", "dtype": "float32", "versions": {"torch": "2"}}
     where["date"], answers = "2026-01-01T", {**MADE_UP.asking(), "rows": rows}
@@ -201,24 +229,31 @@ def made_up(**changes: tuple[float, float]) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("changes", "wanted"),
     [
-        ({}, "letter"),
-        ({"loss": (2.9, 0.89)}, "loss"),
-        ({"loss": (2.9, 0.88)}, "letter"),  # 0.98 of 0.9 is 0.882
-        ({"loss": (3.1, 1.0)}, "letter"),
-        ({"loss": (2.0, 0.9), "share": (1.0, 0.91)}, "share"),
-        (dict.fromkeys(("share", "multiplier", "loss"), (2.0, 0.9)), "loss"),
+        ({}, None),
+        ({"letter": (4, 1.0)}, None),  # the paper's own is no exception
+        ({"letter": (3, 0.1)}, "letter"),
+        ({"loss": (3, 0.89)}, "loss"),
+        ({"loss": (3, 0.88)}, None),  # 0.98 of 0.9 is 0.882
+        ({"loss": (3, 0.88), "letter": (1, 0.1)}, "letter"),
+        ({"loss": (4, 1.0)}, None),
+        ({"loss": (2, 0.9), "share": (1, 0.91), "letter": (2, 1.0)}, "share"),
+        (dict.fromkeys(("share", "multiplier", "loss", "code"), (2, 0.9)), "loss"),
+        ({"code": (2, 0.9)}, "code"),
     ],
 )
 def test_a_variant_stands_for_hardkuma_if_it_reaches_the_number_and_keeps_the_answers(
-    changes: dict[str, tuple[float, float]], wanted: str
+    changes: dict[str, tuple[int, float]], wanted: str | None
 ) -> None:
+    """By its own heads, those above one half."""
     assert CHOICE.chosen(made_up(**changes)) == wanted
 
 
 def test_a_seed_that_was_not_trained_to_the_end_does_not_count() -> None:
-    trial = made_up(loss=(2.0, 0.9))
+    trial = made_up(loss=(2, 0.9), letter=(2, 0.9))
     next(run for run in trial["runs"] if run["variant"] == "loss")["step"] = 8
     assert CHOICE.chosen(trial) == "letter"
+    next(run for run in trial["runs"] if run["variant"] == "letter")["step"] = 8
+    assert CHOICE.chosen(trial) is None
     del trial["answers"]
     with pytest.raises(SaccadeError, match="no answers of direct gates"):
         CHOICE.chosen(trial)
@@ -290,19 +325,19 @@ def test_a_picture_has_a_row_of_each_variant() -> None:
 
 
 def test_the_page_tells_where_seeds_have_ended_and_what_answers_roles_keep() -> None:
-    results = made_up(share=(2.04, 0.9))
-    results["runs"][-4]["step"] = 7
+    results = made_up(share=(2, 0.9))
+    results["runs"][-7]["step"] = 7
     lines = page.section(results)
     assert lines[0].startswith(
         "| gates | scale | expected open | undecided | above one half | right, those above one half,"
     )
-    assert "| hardkuma | share | 2.0 | 0% | 4 | 1.000 | 0.900 |" in lines
-    assert "| direct | letter | 2.0 | 100% | 0 | 1.000 | 0.900 |" in lines
+    assert "| hardkuma | share | 5.0 | 0% | 2 | 0.900 | 0.600 |" in lines
+    assert "| direct | letter | 3.0 | 100% | 4 | 0.600 | 0.900 |" in lines
     assert "wanted open beside the first layer's 2, 9 steps, share cut off at 7 to 9, 3 seeds" in lines[-3]
     assert "a device" in lines[-3]
-    assert "--variants letter,loss,direct,share,multiplier &&" in lines[-3]
+    assert "--variants letter,loss,direct,share,multiplier,code &&" in lines[-3]
     without = {name: value for name, value in made_up().items() if name != "answers"}
-    assert "| hardkuma | letter | 5.0 | 0% | 4 |" in page.section(without)
+    assert "| hardkuma | letter | 2.0 | 0% | 5 |" in page.section(without)
 
 
 @pytest.fixture
@@ -310,16 +345,19 @@ def study(model_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(trial_module, "RESULTS", tmp_path)
     study = Study(str(model_folder), tmp_path / "study", "cpu", criteria="0", draft=True)
     study.folder.mkdir()
-    content = made_up(share=(2.0, 0.9)) | {"weights": study.subject.shape.weights}
-    (tmp_path / "gates.json").write_text(json.dumps(content))
+    hold(study, tmp_path, made_up(share=(2, 0.9)))
     return study
+
+
+def hold(study: Study, folder: Path, content: dict[str, Any]) -> None:
+    (folder / "gates.json").write_text(json.dumps(content | {"weights": study.subject.shape.weights}))
 
 
 def test_heads_are_the_texts_of_trained_gates(study: Study) -> None:
     samples = Trained("gates.json", MADE_UP).run(study, lambda _: None)
     values = {(one.arm, one.text): one.values for one in samples}
     assert values["direct", "layer 1, head 0"] == {"grey": 1.0, "open": 0.0}
-    assert values["hardkuma", "layer 4, head 0"] == {"grey": 0.0, "open": 1.0}
+    assert values["hardkuma", "layer 4, head 0"] == {"grey": 0.0, "open": 1.0, "open@near": 1.0}
     assert {arm for arm, _ in values} == {*VARIANTS, "hardkuma"}
     conditions = Trained("gates.json", MADE_UP).conditions(study)
     assert conditions["model"] == "tiny" and "roles results/gates/gates.json && cp" in conditions["measured_by"]
@@ -340,6 +378,26 @@ def test_roles_of_any_number_of_heads_are_asked_beside_other_policies(study: Stu
     assert {"direct 4, seed 0, budget 16", "letter 6, seed 2, budget 32", *others} < arms
     assert len(samples) == 2 * len(arms)
     assert design.conditions(study)["file"] == "gates.json"
+
+
+def test_where_no_gates_stand_for_the_papers_there_is_no_verdict(study: Study, tmp_path: Path) -> None:
+    """And what stands beside has its figures."""
+    claim = found()["C13"].claim
+    judged = {}
+    for name, content in {"near": made_up(share=(2, 0.9)), "far": made_up()}.items():
+        hold(study, tmp_path, content)
+        judged[name] = judge(claim, Trained("gates.json", MADE_UP).run(study, lambda _: None))
+    near, far = judged["near"], judged["far"]
+    assert [one.verdict for one in near.premises] == ["holds"] and near.outcomes[0].effect.value == 0.0
+    assert [one.verdict for one in far.premises] == ["refuted"] and far.verdict == "cannot be told"
+    assert far.power.startswith("whether HardKuma gates of a variant open as many heads as wanted, within one,")
+    for one in far.outcomes:
+        assert (one.effect.value is None) == one.test.decides
+    design = Retrieving("gates.json", (4,), (16,), (), (200, 200), texts=2, asked=2, choice=MADE_UP)
+    values = {one.arm: one.values for one in design.run(study, lambda _: None)}
+    told = [values[f"{gates} 4, seed 0, budget 16"]["right"] for gates in ("hardkuma", "letter", "direct")]
+    assert [*map(isnan, told)] == [True, False, False]
+    assert all(STANDS in listed.premises for listed in gate_claims())
 
 
 def test_the_best_gates_are_cut_to_a_number_of_heads() -> None:

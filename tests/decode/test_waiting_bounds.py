@@ -20,6 +20,10 @@ from saccade.types import KVView, ModelShape, Rows, Selection
 
 SHAPE = ModelShape(layers=1, query_heads=6, kv_heads=2, head_dim=16)
 ROOM = 300
+ARMS = tuple(
+    f"composed:scorer=page_bounds,dense_layers=0,{more}"
+    for more in ("pooling=mass,budget=48", "rule=rank_union,budget=96")
+)
 SPECS = ("quest:budget=48,dense_layers=0", "resa:ratio=0.3,min_pages=2,rectify=none")
 
 
@@ -71,7 +75,7 @@ def updates(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return taken
 
 
-@pytest.mark.parametrize("spec", SPECS)
+@pytest.mark.parametrize("spec", [*SPECS, *ARMS])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("starts", [[0], [0, 5], [3, 9, 44]])
 def test_tokens_one_by_one(spec: str, dtype: torch.dtype, starts: list[int]) -> None:
@@ -120,11 +124,7 @@ def test_who_cannot_wait_does_not(why: str, updates: list[int]) -> None:
     plan, cache = Policy.from_spec(SPECS[0]).plan(SHAPE), Cache([0], torch.float32)
     assert isinstance(plan.selector, ScoredSelector)
     if why == "rule":
-
-        class Other(TopK):
-            keeps_last = False
-
-        plan = replace(plan, selector=replace(plan.selector, rule=Other(48)))
+        plan = replace(plan, selector=replace(plan.selector, rule=TopK(48, keeps_last=False)))
     indexes = own_indexes(plan, TokenHistory())
     cache.feed(0, ROOM)
     for length in range(70, 90):

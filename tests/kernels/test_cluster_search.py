@@ -9,18 +9,15 @@ from random import Random
 
 import pytest
 import torch
-from hypothesis import assume, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
-from kernel_checks import fast_attention, fewer, threads
-from kernel_checks import index_implementations as implementations
+from kernel_checks import fast_attention, fewer
 from torch import Tensor
 
-from saccade.errors import KernelError
 from saccade.kernels._chunk_sets import lay_out
 from saccade.kernels._cluster_tree import ClusterTree, SearchWidths
-from saccade.kernels._dispatch import Implementation
 from saccade.kernels._native import library as native
-from saccade.kernels.cluster_search.api import cluster_search
+from saccade.selection.clusters.search import cluster_search
 from saccade.types import Selection
 
 DIM = 4
@@ -238,12 +235,11 @@ def expect_same(found: Selection, wanted: Selection) -> None:
     assert found.ids.equal(wanted.ids)
 
 
-@given(cases(), implementations, st.sampled_from((0, 4, 8)))
-def test_against_naive_loops(case: Case, implementation: Implementation, lanes: int) -> None:
-    assume(implementation != "native" or case.q.shape[2] > DIM)
+@given(cases(), st.sampled_from((0, 4, 8)))
+def test_against_naive_loops(case: Case, lanes: int) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(native, "widest", lanes)
-        expect(case, cluster_search(case.q, case.tree, case.lengths, **case.options, implementation=implementation))
+        expect(case, cluster_search(case.q, case.tree, case.lengths, **case.options))
 
 
 def holed(tree: ClusterTree, random: Random) -> ClusterTree:
@@ -295,21 +291,19 @@ def holed(tree: ClusterTree, random: Random) -> ClusterTree:
 
 
 @fewer(10)
-@given(cases(), implementations, st.randoms(use_true_random=False))
-def test_units_without_tokens_are_none(case: Case, implementation: Implementation, random: Random) -> None:
-    assume(implementation != "native" or case.q.shape[2] > DIM)
-    options = {**case.options, "implementation": implementation}
+@given(cases(), st.randoms(use_true_random=False))
+def test_units_without_tokens_are_none(case: Case, random: Random) -> None:
+    options = {**case.options}
     wanted = cluster_search(case.q, case.tree, case.lengths, **options)
     expect_same(cluster_search(case.q, holed(case.tree, random), case.lengths, **options), wanted)
 
 
 @fewer(10)
-@given(cases(), implementations, st.data())
-def test_rows_search_their_slots(case: Case, implementation: Implementation, data: st.DataObject) -> None:
+@given(cases(), st.data())
+def test_rows_search_their_slots(case: Case, data: st.DataObject) -> None:
     """A batch of some of the rows, each with the tree that lies where the slot says, behind one of nobody."""
-    assume(implementation != "native" or case.q.shape[2] > DIM)
     rows = data.draw(st.lists(st.integers(0, len(case.rows) - 1), min_size=1, max_size=5))
-    options = {**case.options, "implementation": implementation}
+    options = {**case.options}
     whole = cluster_search(case.q, case.tree, case.lengths, **options)
     heads = case.tree.radii.shape[1]
     # A part of the heads of a tree of more slots than there are rows, the first full of nonsense.
@@ -326,13 +320,12 @@ def test_rows_search_their_slots(case: Case, implementation: Implementation, dat
 
 
 @settings(max_examples=30)
-@given(cases(), st.one_of(st.integers(0, 20), st.just(10**6)), implementations)
-def test_wider_bounds_change_nothing(case: Case, more: int, implementation: Implementation) -> None:
-    assume(implementation != "native" or case.q.shape[2] > DIM)
+@given(cases(), st.one_of(st.integers(0, 20), st.just(10**6)))
+def test_wider_bounds_change_nothing(case: Case, more: int) -> None:
     narrow = cluster_search(case.q, case.tree, case.lengths, **case.options)
     clusters, chunks, tokens = case.widths
     options = {**case.options, "widths": SearchWidths(clusters + more, chunks + more, tokens + more % 100)}
-    wide = cluster_search(case.q, case.tree, case.lengths, **options, implementation=implementation)
+    wide = cluster_search(case.q, case.tree, case.lengths, **options)
     assert wide.counts.equal(narrow.counts)
     assert wide.ids[..., : case.widths.tokens].equal(narrow.ids)
     assert (wide.ids[..., case.widths.tokens :] == -1).all()
@@ -376,56 +369,6 @@ def grown(seed: int, *, batch: int = 3, heads: int = 4, dim: int = 48, dtype: to
     return Case([row(160 + 40 * b) for b in range(batch)], q, [], dtype, budget=90, sinks=4)
 
 
-@pytest.mark.skipif(not built, reason="no library was built")
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_implementations_agree_on_large_trees(dtype: torch.dtype) -> None:
-    """Also for some heads of a tree, read where they lie, and by several threads."""
-    case = grown(0, dtype=dtype)
-    wanted = cluster_search(case.q, case.tree, case.lengths, **case.options, implementation="reference")
-    with threads(2):
-        expect_same(cluster_search(case.q, case.tree, case.lengths, **case.options, implementation="native"), wanted)
-    q, tree = case.q.unflatten(1, (4, 3))[:, 1:3].flatten(1, 2), case.tree.heads(1, 3)
-    some = cluster_search(q, tree, case.lengths, **case.options, implementation="native")
-    assert some.ids.equal(wanted.ids[:, 1:3])
-
-
-@pytest.mark.skipif(not built, reason="no library was built")
-@pytest.mark.parametrize("narrow", [{"clusters": 20}, {"chunks": 5}, {"tokens": 2}, {"tokens": 30}, {"tokens": 88}])
-def test_implementations_lose_the_same_where_bounds_are_too_narrow(narrow: dict[str, int]) -> None:
-    case = grown(2)
-    options = {**case.options, "widths": case.widths._replace(**narrow)}
-    wanted = cluster_search(case.q, case.tree, case.lengths, **options, implementation="reference")
-    expect_same(cluster_search(case.q, case.tree, case.lengths, **options, implementation="native"), wanted)
-
-
-@pytest.mark.skipif(not built, reason="no library was built")
-def test_native_refuses_what_it_cannot_read(monkeypatch: pytest.MonkeyPatch) -> None:
-    case = grown(1)
-
-    def search(tree: ClusterTree, implementation: Implementation = "native") -> Tensor:
-        return cluster_search(case.q, tree, case.lengths, **case.options, implementation=implementation).ids
-
-    def changed(**tensors: Tensor) -> ClusterTree:
-        return ClusterTree(**{**case.tree.tensors(), **tensors})
-
-    apart = case.tree.numbers.repeat_interleave(2, dim=2)[..., ::2]
-    with pytest.raises(KernelError, match=r"numbers \[.* has strides .*: it is not a part of a contiguous tree"):
-        search(changed(numbers=apart))
-    assert search(changed(numbers=apart), "auto").equal(search(case.tree))
-    with pytest.raises(KernelError, match=r"centroids are torch\.float16"):
-        search(changed(centroids=case.tree.centroids.half()))
-    small = example()
-    with pytest.raises(KernelError, match="head dim 4 is not a multiple of 16"):
-        cluster_search(small.q, small.tree, small.lengths, **small.options, implementation="native")
-    for name in ("unit_offsets", "offsets", "members"):
-        broken = case.tree.tensors()[name] + 2**20
-        with pytest.raises(KernelError, match="offsets or members do not fit together"):
-            search(changed(**{name: broken}))
-    monkeypatch.setattr(native, "library", lambda: None)
-    with pytest.raises(KernelError, match="no library was built"):
-        search(case.tree)
-
-
 def example() -> Case:
     unit = Node([1.0, 0.0, 0.0, 0.0], 0.0, [0])
     cluster = Node([1.0, 0.0, 0.0, 0.0], 0.0, [1, 0])
@@ -454,36 +397,7 @@ def test_the_reference_never_synchronises_with_the_host() -> None:
     tree = ClusterTree(**{name: tensor.to("meta") for name, tensor in case.tree.tensors().items()})
     q, lengths = case.q.to("meta"), case.lengths.to("meta")
     for slots in (None, lengths):
-        found = cluster_search(q, tree, lengths, slots=slots, **case.options, implementation="reference")
+        found = cluster_search(q, tree, lengths, slots=slots, **case.options)
         assert found.ids.shape == (1, 1, 12)
     with pytest.raises(RuntimeError, match="meta"):
         lengths.max().item()
-
-
-def test_errors() -> None:
-    case = example()
-    tree, lengths, options = case.tree, case.lengths, case.options
-    with pytest.raises(KernelError, match=r"q must be floating point \[1, a multiple of 1, 4\]"):
-        cluster_search(case.q[..., :3], tree, lengths, **options)
-    with pytest.raises(KernelError, match="q must be floating point"):
-        cluster_search(case.q.int(), tree, lengths, **options)
-    with pytest.raises(KernelError, match="seq_lens must be int32"):
-        cluster_search(case.q, tree, lengths.long(), **options)
-    with pytest.raises(KernelError, match="must be on one device"):
-        cluster_search(case.q, tree, lengths.repeat(2), **options)
-    for slots in (lengths.repeat(2), lengths.to("meta")):
-        with pytest.raises(
-            KernelError, match=r"q, seq_lens \[\d\], slots and the index must be on one device|q must be"
-        ):
-            cluster_search(case.q, tree, lengths, slots=slots, **options)
-    for slot in (-1, 1):
-        with pytest.raises(KernelError, match=rf"slots must be 0 to 0, got \[{slot}\]"):
-            cluster_search(case.q, tree, lengths, slots=torch.full_like(lengths, slot), **options)
-    with pytest.raises(KernelError, match=r"slots must be int32, got torch\.int64"):
-        cluster_search(case.q, tree, lengths, slots=lengths.long(), **options)
-    with pytest.raises(KernelError, match="must be at least 1, got 0"):
-        cluster_search(case.q, tree, lengths, **{**options, "budget": 0})
-    with pytest.raises(KernelError, match="must be at least 1"):
-        cluster_search(case.q, tree, lengths, **{**options, "widths": case.widths._replace(chunks=0)})
-    with pytest.raises(KernelError, match="unknown implementation 'cpu'; use auto, reference, native or triton"):
-        cluster_search(case.q, tree, lengths, **options, implementation="cpu")

@@ -7,12 +7,12 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from saccade.kernels._chunk_sets import fill_budget
 from saccade.kernels.dense_decode_scores.api import decode_scores, dense_decode_scores
-from saccade.kernels.ordered_clusters.api import ordered_clusters
 from saccade.kernels.page_bounds.api import page_scores, update_page_bounds
 from saccade.kernels.rank_union.api import rank_union
 from saccade.kernels.sparse_decode.api import sparse_decode
 from saccade.kernels.spherical_kmeans.api import spherical_kmeans
 from saccade.kernels.topk.api import topk
+from saccade.selection.clusters.ordered import ordered_clusters
 from saccade.types import KVView, Rows, Selection, Softmax
 
 
@@ -47,8 +47,6 @@ def test_no_reference_synchronises_with_the_host() -> None:
         assert labels.shape == (2, 9)
         assert centroids.shape == (2, 4, 8)
         parents, lengths = torch.zeros(2, 4, dtype=torch.int64), torch.zeros(2, 9, dtype=torch.int64)
-        planted = ordered_clusters(
-            torch.empty(2, 9, 8), labels, centroids, parents, centroids[:, :3], lengths, implementation="reference"
-        )
+        planted = ordered_clusters(torch.empty(2, 9, 8), labels, centroids, parents, centroids[:, :3], lengths)
         assert planted.members.shape == (2, 9)
         assert planted.unit_radii.shape == (2, 3)

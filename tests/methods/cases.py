@@ -56,13 +56,17 @@ def _rule(
     ratio: float = 0.0,
     min_pages: int = 1,
     local_pages: int = 1,
+    sinks: int = 0,
+    window: int = 0,
     **_: Any,
 ) -> composed.Rule:
     if rule == "top_p":
-        return composed.top_p(top_p, budget, SCALE)
+        return composed.top_p(top_p, budget, SCALE, sinks, window)
     if rule == "threshold":
-        return composed.threshold(threshold, budget, SCALE)
-    return composed.ratio(ratio, min_pages, local_pages) if rule == "ratio" else composed.top_k(budget)
+        return composed.threshold(threshold, budget, SCALE, sinks, window)
+    if rule == "ratio":
+        return composed.ratio(ratio, min_pages, local_pages, sinks, window)
+    return composed.top_k(budget, sinks, window)
 
 
 def _tidal(q: list[Array], k: list[Array], learnt: Roles, **options: Any) -> Outcome:
@@ -79,8 +83,15 @@ def _exact_topk(q: list[Array], k: list[Array], learnt: Roles, **options: Any) -
 def _lychee_decode(q: list[Array], k: list[Array], learnt: Roles, **options: Any) -> Outcome:
     name = options.get("roles", "")
     plan = composed.every(len(q), k[0].shape[0], int(name[6:])) if name.startswith("every:") else learnt
-    page = options.get("page", 1)
-    return composed.composed(q, k, roles=plan, rule=_rule(**options), page=page, pooling="mean")
+    page, rule = options.get("page", 1), _rule(**options)
+    if "sinks" not in options and "window" not in options:
+        if options.get("rule") == "ratio":
+            rule = composed.growing(options["ratio"])
+        elif "rule" not in options:
+            size = options["budget"]
+            kept = (min(128, size // 8) // page * page, min(256, size // 4) // page * page)
+            rule = composed.top_k(size, *kept)
+    return composed.composed(q, k, roles=plan, rule=rule, page=page, pooling="mean")
 
 
 def _resa(q: list[Array], k: list[Array], learnt: Roles, **options: Any) -> Outcome:
@@ -102,15 +113,17 @@ def _composed(q: list[Array], k: list[Array], learnt: Roles, **options: Any) -> 
     else:
         plan = learnt
     common = {key: options[key] for key in ("scorer", "page", "heads", "pooling") if key in options}
-    return composed.composed(q, k, roles=plan, rule=_rule(**options), **common)
+    return composed.composed(q, k, roles=plan, rule=_rule(**options), scale=SCALE, **common)
 
 
 def _rank_union(q: list[Array], k: list[Array], learnt: Roles, **options: Any) -> Outcome:
-    kept = {key: options[key] for key in ("budget", "sinks", "recent", "dense_layers") if key in options}
+    names = ("budget", "sinks", "recent", "dense_layers", "scorer", "page")
+    kept = {key: options[key] for key in names if key in options}
     return _sets(oracles.less_is_more)(q, k, learnt, reselect=[options["dense_layers"], 4], **kept)
 
 
 P, TAU = {"rule": "top_p"}, {"rule": "threshold"}
+FRAME = {"sinks": 3, "window": 5}
 PAGES, LOCAL = {"scorer": "page_bounds", "page": 4}, {"min_pages": 3, "local_pages": 2}
 LESS, TIDAL, EXACT, LYCHEE = _sets(oracles.less_is_more), _tidal, _exact_topk, _lychee_decode
 
@@ -120,6 +133,9 @@ CASES = {
     "streaming-few-sinks": Case("streaming", {"sinks": 0, "dense_layers": 1}, _sets(oracles.streaming), 1),
     "quest-kv": Case("quest", {"page": 4}, _sets(oracles.quest), 4),
     "quest-query": Case("quest", {"page": 4, "heads": "query", "dense_layers": 0}, _sets(oracles.quest), 4),
+    "quest-authors": Case(
+        "quest", {"page": 4, "heads": "query", "min_pages": 3, "keep_last": False}, _sets(oracles.quest), 4
+    ),
     "tidal-kv": Case("tidal", {"reselect": [4]}, TIDAL, 1),
     "tidal-query": Case("tidal", {"reselect": [3, 5], "heads": "query"}, TIDAL, 1),
     "tidal-once": Case("tidal", {"reselect": [], "dense_layers": 0}, TIDAL, 1),
@@ -147,6 +163,15 @@ CASES = {
     "lychee_decode-ratio-page": Case(
         "lychee_decode", {"rule": "ratio", "ratio": 0.29, "page": 8}, LYCHEE, None, learnt=True
     ),
+    "lychee_decode-letter": Case("lychee_decode", {"sinks": 0, "window": 0}, LYCHEE, 1, learnt=True),
+    "lychee_decode-frame-ratio": Case(
+        "lychee_decode", {"rule": "ratio", "ratio": 0.3, "sinks": 5, "window": 6, "page": 4}, LYCHEE, None, learnt=True
+    ),
+    "tidal-frame": Case("tidal", {"reselect": [4], "sinks": 4, "window": 7}, TIDAL, 11),
+    "tidal-frame-top_p": Case("tidal", {**P, "top_p": 0.9037, "reselect": [4], **FRAME}, TIDAL, 8),
+    "exact_topk-frame": Case("exact_topk", {"heads": "query", **FRAME}, EXACT, 8),
+    "exact_topk-frame-threshold": Case("exact_topk", {**TAU, "threshold": 0.0103, **FRAME}, EXACT, 8),
+    "composed-frame": Case("composed", {**PAGES, **FRAME, "roles": "select", "dense_layers": 1}, _composed, 12),
     "resa": Case("resa", {"page": 4, "min_pages": 3}, _resa, None),
     "resa-local": Case(
         "resa", {"page": 3, "ratio": 0.5, "min_pages": 2, "local_pages": 2, "dense_layers": 3}, _resa, None
@@ -172,6 +197,20 @@ CASES = {
     ),
     "composed-exact-threshold": Case(
         "composed", {"scorer": "exact", **TAU, "threshold": 0.0203, "heads": "query"}, _composed, 1, learnt=True
+    ),
+    "composed-pages-mass": Case("composed", {**PAGES, "pooling": "mass", "roles": "select"}, _composed, 4),
+    "composed-exact-mass": Case("composed", {"pooling": "mass", "roles": "layers:2+4", **FRAME}, _composed, 8),
+    "composed-pages-union": Case(
+        "composed",
+        {**PAGES, "rule": "rank_union", "roles": "layers:1+4", "dense_layers": 1, "heads": "all"},
+        _rank_union,
+        12,
+    ),
+    "composed-exact-pages-union": Case(
+        "composed",
+        {"page": 4, "rule": "rank_union", "sinks": 5, "recent": 0.5, "roles": "layers:1+4", "dense_layers": 1},
+        _rank_union,
+        16,
     ),
     "composed-rank_union": Case(
         "composed",

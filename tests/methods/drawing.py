@@ -24,6 +24,7 @@ EACH: dict[str, st.SearchStrategy[Any]] = {
     "roles": ROLES,
     "sinks": st.integers(0, 16),
     "recent": st.floats(0, 1),
+    "window": st.none() | st.integers(0, 40),
     "rule": st.just("top_k"),
     "top_p": st.none(),
     "threshold": st.none(),
@@ -31,15 +32,30 @@ EACH: dict[str, st.SearchStrategy[Any]] = {
     "min_pages": st.integers(8, 64),
     "local_pages": st.integers(1, 8),
     "buffer": st.none() | st.integers(64, 128),
+    "keep_last": st.booleans(),
     "replant": st.integers(1, 256),
     "chunk_min": st.integers(1, 8),
     "chunk_max": st.integers(8, 16),
+    "chunking": st.sampled_from(["text", "fixed"]),
+    "group": st.sampled_from([128, 512, 8192]),
+    "spread": st.none(),
     "rectify": st.none() | st.builds(saccade.Rectify, st.integers(1, 64), st.sampled_from(["overwrite", "verify"])),
 }
 """Values of an option that fit whatever else is drawn here."""
 OWN: dict[str, dict[str, st.SearchStrategy[Any]]] = {
     "lychee_decode": {"page": st.just(1)},
-    "lychee_cluster": {"budget": st.integers(1024, 2**20)},
+    "lychee_cluster": {
+        "budget": st.integers(1024, 2**20),
+        "form": st.sampled_from(["mass", "paper"]),
+        "pooling": st.just("mean"),
+        **dict.fromkeys(("replant", "cluster_size"), st.none()),
+    },
+    "token_clusters": {
+        "budget": st.integers(1024, 2**20),
+        "buffer": st.none() | st.sampled_from([32, 64, 128]),
+        "cluster_size": st.sampled_from([4, 8, 16, 32]),
+        "spread": st.floats(0, 4),
+    },
     "resa": {"ratio": SHARES},
     "composed": {
         **dict.fromkeys(saccade.policies()["composed"].defaults, st.none()),
@@ -76,18 +92,8 @@ TOGETHER: dict[str, list[dict[str, st.SearchStrategy[Any]]]] = {
         {**CUT_WITH[2], **MIN_PAGES, "scorer": st.just("page_bounds"), **PAGED},
         {"rule": st.just("rank_union"), "sinks": st.integers(0, 16), "recent": st.floats(0, 1)},
         {"rule": st.just("rank_union"), "heads": st.just("all"), "dense_layers": st.just(0), "roles": ROLES},
-        {
-            "scorer": st.just("cluster"),
-            "budget": st.integers(256, 4096),
-            "pooling": st.just("mean"),
-            "chunking": st.none() | st.sampled_from(["fixed", "text"]),
-            "chunk_max": st.none() | st.integers(8, 32),
-            "chunk_pooling": st.none() | st.sampled_from(["mean", "max"]),
-            "cluster_size": st.none() | st.integers(1, 8),
-        },
         {"roles": ROLES, "dense_layers": st.just(0)},
         {"roles": st.just("layers:2+5"), "dense_layers": st.just(2), "scorer": st.just("page_bounds")},
-        {"scorer": st.just("page_bounds"), "chunking": st.none() | st.just("fixed")},
     ],
 }
 NEEDED = {"lychee_decode": {"roles": "every:4"}, "composed": {}}

@@ -12,7 +12,20 @@ import numpy as np
 
 from oracles import rank_union
 
-from .oracles_composed import Array, Cut, Sets, always, best, by_roles, composed, dense, persistent, token_scores, top_k
+from .oracles_composed import (
+    Array,
+    Cut,
+    Sets,
+    always,
+    best,
+    by_roles,
+    composed,
+    dense,
+    persistent,
+    token_scores,
+    top_k,
+    unit_scores,
+)
 from .oracles_composed import everything as everything
 
 # --- the policies -----------------------------------------------------------------------------------------------
@@ -28,10 +41,18 @@ def streaming(q: list[Array], k: list[Array], *, budget: int, sinks: int = 4, de
 
 
 def quest(
-    q: list[Array], k: list[Array], *, budget: int, page: int = 16, dense_layers: int = 2, heads: str = "kv"
+    q: list[Array],
+    k: list[Array],
+    *,
+    budget: int,
+    page: int = 16,
+    dense_layers: int = 2,
+    heads: str = "kv",
+    min_pages: int = 1,
+    keep_last: bool = True,
 ) -> Sets:
-    roles = always(len(q), len(k[0]), dense_layers)
-    return composed(q, k, roles=roles, rule=top_k(budget), scorer="page_bounds", page=page, heads=heads).sets
+    roles, rule = always(len(q), len(k[0]), dense_layers), top_k(budget, minimum=min_pages, keep_last=keep_last)
+    return composed(q, k, roles=roles, rule=rule, scorer="page_bounds", page=page, heads=heads).sets
 
 
 def exact_topk(q: list[Array], k: list[Array], *, budget: int, dense_layers: int = 2, heads: str = "kv") -> Sets:
@@ -60,16 +81,22 @@ def less_is_more(
     dense_layers: int = 2,
     sinks: int = 4,
     recent: float = 0.25,
+    scorer: str = "exact",
+    page: int = 1,
 ) -> Sets:
     def choose(layer: int, q: Array, k: Array) -> list[Cut]:
-        length = k.shape[1]
+        length, rows = k.shape[1], unit_scores(q, k, scorer=scorer, page=page, heads="query", pooling="max")
         if length <= budget:
             return [Cut(list(range(length)))] * len(q)
+        # Of pages everything is counted in pages.
+        units, size, first = len(rows[0]), budget // page, math.ceil(sinks / page)
         # The share is a decimal number: 0.29 of 100 is 29, whatever binary makes of it.
-        reserved = max(math.floor(budget * recent + 1e-9), sinks + 1)
-        wanted, first_recent = budget - reserved, length - (reserved - sinks)
-        union = rank_union([best(row, range(sinks, first_recent), wanted) for row in token_scores(q, k)], wanted)
-        return [Cut(sorted([*range(sinks), *union, *range(first_recent, length)]))] * len(q)
+        reserved = max(math.floor(size * recent + 1e-9), first + 1)
+        wanted, first_recent = size - reserved, units - (reserved - first)
+        union = rank_union([best(row, range(first, first_recent), wanted) for row in rows], wanted)
+        chosen = sorted([*range(min(first, units)), *union, *range(max(first_recent, first), units)])
+        tokens = [t for unit in chosen for t in range(unit * page, min((unit + 1) * page, length))]
+        return [Cut(tokens)] * len(q)
 
     return by_roles(q, k, persistent(len(q), len(k[0]), dense_layers, [dense_layers, *reselect]), choose).sets
 

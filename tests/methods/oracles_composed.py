@@ -90,26 +90,50 @@ def dense(q: list[Array], k: list[Array]) -> Sets:
 # --- rules -------------------------------------------------------------------------------------------------------
 
 
-def top_k(budget: int) -> Rule:
-    """The current unit and the best others, floor(budget / unit) in all; everything while the budget covers the row."""
+def frame(units: int, unit: int, sinks: int, window: int) -> list[int]:
+    """The current unit, and those that hold the first `sinks` tokens and the last `window`; the current one first."""
+    first = range(min(math.ceil(sinks / unit), units))
+    last = range(max(0, units - max(1, math.ceil(window / unit))), units)
+    return [units - 1, *sorted({*first, *last} - {units - 1})]
+
+
+def filled(scores: Scores, kept: list[int], count: int) -> list[int]:
+    """What is kept and the best others, `count` in all."""
+    return [*kept, *best(scores, sorted({*range(len(scores))} - {*kept}), count - len(kept))]
+
+
+def top_k(budget: int, sinks: int = 0, window: int = 0, minimum: int = 1, keep_last: bool = True) -> Rule:
+    """The frame and the best others, floor(budget / unit) in all or `minimum`; everything of a row that it covers."""
 
     def cut(scores: Scores, length: int, unit: int) -> Cut:
-        last = len(scores) - 1
         if length <= budget:
             return Cut(list(range(len(scores))))
-        return Cut([last, *best(scores, range(last), budget // unit - 1)])
+        kept = frame(len(scores), unit, sinks, window) if keep_last else []
+        return Cut(filled(scores, kept, max(budget // unit, minimum)))
 
     return cut
 
 
-def ratio(kept: float, minimum: int = 1, local: int = 1) -> Rule:
-    """ReSA, equation 4: n = max(minimum, ceil(M * kept)) of M units, the last `local` ones among them."""
+def ratio(kept: float, minimum: int = 1, local: int = 1, sinks: int = 0, window: int = 0) -> Rule:
+    """ReSA, equation 4: n = max(minimum, ceil(M * kept)) of M units, the last `local` ones and the frame among them."""
 
     def cut(scores: Scores, length: int, unit: int) -> Cut:
         units = len(scores)
-        count = min(units, max(minimum, local, math.ceil(units * Fraction(str(kept)))))
-        recent = list(range(max(0, units - local), units))
-        return Cut([*recent, *best(scores, range(max(0, units - local)), count - len(recent))])
+        always = {*frame(units, unit, sinks, window), *range(max(0, units - local), units)}
+        count = min(units, max(minimum, len(always), math.ceil(units * Fraction(str(kept)))))
+        return Cut(filled(scores, sorted(always), count))
+
+    return cut
+
+
+def growing(kept: float) -> Rule:
+    """A share of the row, of which an eighth are sinks and a quarter recent, at most 128 and 256 tokens."""
+
+    def cut(scores: Scores, length: int, unit: int) -> Cut:
+        units = len(scores)
+        count = math.ceil(units * Fraction(str(kept)))
+        first, last = min(128 // unit, count // 8), min(256 // unit, count // 4)
+        return Cut(filled(scores, frame(units, 1, first, last), count))
 
     return cut
 
@@ -120,17 +144,17 @@ def probabilities(scores: Scores, scale: float) -> list[float]:
     return [x / sum(e) for x in e]
 
 
-def top_p(p: float, buffer: int, scale: float) -> Rule:
-    """The current token, then the best others until the softmax mass reaches `p`; at most `buffer` of them."""
+def top_p(p: float, buffer: int, scale: float, sinks: int = 0, window: int = 0) -> Rule:
+    """The frame, then the best others until the softmax mass reaches `p`; at most `buffer` of them."""
 
     def cut(scores: Scores, length: int, unit: int) -> Cut:
         assert unit == 1
-        weights, last, margin = probabilities(scores, scale), length - 1, math.inf
-        order = [last, *best(scores, range(last), last)]
+        weights, kept, margin = probabilities(scores, scale), frame(length, 1, sinks, window), math.inf
+        order = filled(scores, kept, length)
         count = length
         if p < 1:
-            mass = 0.0
-            for count, token in enumerate(order, start=1):  # noqa: B007  # the count outlives the loop
+            mass = math.fsum(weights[token] for token in kept[:-1])
+            for count, token in enumerate(order[len(kept) - 1 :], start=len(kept)):  # noqa: B007  # it outlives the loop
                 mass += weights[token]
                 margin = min(margin, abs(mass - p) / MASS_ERROR)
                 if mass >= p:
@@ -140,15 +164,16 @@ def top_p(p: float, buffer: int, scale: float) -> Rule:
     return cut
 
 
-def threshold(tau: float, buffer: int, scale: float) -> Rule:
-    """The current token and all whose probability exceeds `tau`; the best of them that fit `buffer`."""
+def threshold(tau: float, buffer: int, scale: float, sinks: int = 0, window: int = 0) -> Rule:
+    """The frame and all whose probability exceeds `tau`; the best of them that fit `buffer`."""
 
     def cut(scores: Scores, length: int, unit: int) -> Cut:
         assert unit == 1
-        weights, last = probabilities(scores, scale), length - 1
-        others = [token for token in best(scores, range(last), last) if weights[token] > tau]
-        margin = min((abs(weight / tau - 1) / MASS_ERROR for weight in weights[:last]), default=math.inf)
-        return Cut([last, *others][:buffer], len(others) + 1 > buffer, margin)
+        weights, kept = probabilities(scores, scale), frame(length, 1, sinks, window)
+        others = [token for token in filled(scores, kept, length)[len(kept) :] if weights[token] > tau]
+        free = {*range(length)} - {*kept}
+        margin = min((abs(weights[token] / tau - 1) / MASS_ERROR for token in free), default=math.inf)
+        return Cut([*kept, *others][:buffer], len(kept) + len(others) > buffer, margin)
 
     return cut
 
@@ -159,8 +184,9 @@ def threshold(tau: float, buffer: int, scale: float) -> Rule:
 def unit_scores(q: Array, k: Array, *, scorer: str, page: int, heads: str, pooling: str) -> list[Scores]:
     """Scores of all units per selecting head: one per KV head, one per query head, or one for all.
 
-    A group shares the maximum of its heads' scores ("max") or the score of its mean query ("mean"). The exact score of
-    a page is the maximum over its tokens (LycheeDecode, section 4.3), its bound is Quest's.
+    A group shares the maximum of its heads' scores ("max") or the score of its mean query ("mean"); of "mass" these are
+    the scores of its heads, each by itself. The exact score of a page is the maximum over its tokens (LycheeDecode,
+    section 4.3), its bound is Quest's.
     """
     group = q.shape[0] // k.shape[0]
     if heads == "kv" and pooling == "mean":
@@ -170,7 +196,22 @@ def unit_scores(q: Array, k: Array, *, scorer: str, page: int, heads: str, pooli
     else:
         tokens = token_scores(q, k)
         rows = [[max(row[start : start + page]) for start in range(0, len(row), page)] for row in tokens]
-    return over_group(rows, group, heads)
+    return rows if pooling == "mass" else over_group(rows, group, heads)
+
+
+def cut_by_mass(members: list[Scores], length: int, unit: int, rule: Rule, scale: float) -> Cut:
+    """The units of most mass: each head's softmax over all units but the last, which is kept, summed over the group."""
+    units = len(members[0])
+    each = [[*(probabilities(row[:-1], scale) if units > 1 else []), 0.0] for row in members]
+    mass = [math.fsum(column) for column in zip(*each, strict=True)]
+    cut = rule(mass, length, unit)
+    left = sorted({*range(units - 1)} - {*cut.units})
+    # Units that all heads score alike tie in float32 too; others that come near may change places.
+    for one in {*cut.units} - {units - 1}:
+        for other in left:
+            if any(row[one] != row[other] for row in members):
+                cut.margin = min(cut.margin, abs(mass[one] - mass[other]) / (MASS_ERROR * mass[one]))
+    return cut
 
 
 # --- roles -------------------------------------------------------------------------------------------------------
@@ -209,11 +250,16 @@ def composed(
     page: int = 1,
     heads: str = "kv",
     pooling: str = "max",
+    scale: float = 1.0,
 ) -> Outcome:
     def choose(layer: int, q: Array, k: Array) -> list[Cut]:
         length, cuts = k.shape[1], []
-        for row in unit_scores(q, k, scorer=scorer, page=page, heads=heads, pooling=pooling):
-            cut = rule(row, length, page)
+        rows: list = unit_scores(q, k, scorer=scorer, page=page, heads=heads, pooling=pooling)
+        if pooling == "mass":
+            group = len(rows) // k.shape[0]
+            rows = [rows[i : i + group] for i in range(0, len(rows), group)]
+        for row in rows:
+            cut = cut_by_mass(row, length, page, rule, scale) if pooling == "mass" else rule(row, length, page)
             tokens = [t for unit in sorted(cut.units) for t in range(unit * page, min((unit + 1) * page, length))]
             cuts.append(Cut(tokens, cut.overflowed, cut.margin))
         return [cuts[head * len(cuts) // q.shape[0]] for head in range(q.shape[0])]

@@ -17,19 +17,27 @@ SMALLEST = [
     ({"name": "streaming", "sinks": 0}, 1),
     ({"name": "quest"}, 16),
     ({"name": "quest", "page": 3}, 3),
+    ({"name": "quest", "min_pages": 3, "keep_last": False}, 1),
     ({"name": "tidal"}, 1),
     ({"name": "less_is_more"}, 6),
     ({"name": "less_is_more", "sinks": 0}, 2),
     ({"name": "less_is_more", "recent": 1.0}, 6),
     ({"name": "exact_topk"}, 1),
+    ({"name": "tidal", "sinks": 4, "window": 8}, 12),
+    ({"name": "exact_topk", "sinks": 4, "rule": "top_p", "top_p": 0.9}, 5),
+    ({"name": "lychee_decode", "roles": "every:4", "sinks": 128, "window": 256}, 384),
+    ({"name": "lychee_decode", "roles": "every:4", "sinks": 65, "window": 2, "page": 64}, 192),
+    ({"name": "composed", "scorer": "page_bounds", "sinks": 1}, 32),
     ({"name": "exact_topk", "rule": "top_p", "top_p": 0.9}, 1),
     ({"name": "lychee_decode", "roles": "every:4"}, 1),
     ({"name": "lychee_decode", "roles": "every:4", "page": 64}, 64),
     ({"name": "lychee_cluster"}, 48),
     ({"name": "lychee_cluster", "rectify": 32}, 80),
+    ({"name": "lychee_cluster", "form": "paper"}, 48),
+    ({"name": "token_clusters"}, 25),
+    ({"name": "token_clusters", "rectify": 32, "cluster_size": 16}, 65),
     ({"name": "composed", "scorer": "page_bounds"}, 16),
     ({"name": "composed", "rule": "rank_union"}, 6),
-    ({"name": "composed", "scorer": "cluster"}, 48),
 ]
 
 
@@ -95,9 +103,18 @@ NOT_VALID = {
     "resa: page": [0],
     "exact_topk: rule": [None],
     "exact_topk: heads": ["all"],
-    "composed: scorer": ["best"],
+    "lychee_cluster: form": ["published", None],
+    "lychee_cluster: chunking": ["words"],
+    "lychee_cluster: cluster_size": [0, 9],
+    "lychee_cluster: spread": [-1, 4.5, math.nan],
+    "token_clusters: cluster_size": [2, 64, 8.5],
+    "token_clusters: group": [64, 16384],
+    "token_clusters: spread": [-0.1, 5, None],
+    "token_clusters: heads": ["all"],
+    "composed: scorer": ["best", "cluster"],
     "composed: page": [0],
     "composed: sinks": [-1],
+    "tidal: window": [-1, 1.5],
     "composed: recent": [1.5],
     "composed: min_pages": [0],
     "composed: local_pages": [2.5],
@@ -191,13 +208,14 @@ BOUNDS = {"scorer": "page_bounds"}
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({"sinks": 3}, ("sinks=3 belongs to rule=rank_union", "the rule is top_k")),
+        ({"window": 3, "rule": "rank_union"}, ("window=3 does not fit rule=rank_union", "recent")),
         ({"recent": 0.5, "rule": "ratio", "ratio": 0.5}, ("recent=0.5 belongs to rule=rank_union", "rule is ratio")),
         ({"min_pages": 3}, ("min_pages=3 belongs to rule=ratio",)),
         ({"local_pages": 3, "rule": "rank_union"}, ("local_pages=3 belongs to rule=ratio", "rule is rank_union")),
         ({"local_pages": 3, "min_pages": 2, "rule": "ratio", "ratio": 0.5}, ("local_pages=3", "min_pages, which is 2")),
-        ({"rule": "rank_union", "page": 4}, ("rank_union needs scorer=exact and page=1",)),
-        ({"rule": "rank_union", **BOUNDS}, ("rank_union needs scorer=exact",)),
+        ({"rule": "rank_union", "page": 4, "budget": 11}, ("rank_union's pages of 4", "smallest is 12")),
+        ({"rule": "rank_union", **BOUNDS, "sinks": 20, "budget": 63}, ("rank_union's pages of 16", "smallest is 64")),
+        ({"rule": "top_p", "top_p": 0.5, "pooling": "mass"}, ("pooling=mass does not fit rule=top_p",)),
         ({"rule": "rank_union", "heads": "kv"}, ("heads=kv does not fit rule=rank_union", "one set for all heads")),
         ({"heads": "all"}, ("heads=all needs rule=rank_union",)),
         ({"heads": "query", "pooling": "mean"}, ("pooling=mean needs heads=kv",)),
@@ -208,29 +226,14 @@ BOUNDS = {"scorer": "page_bounds"}
         ),
         ({"rule": "top_p", "top_p": 0.5, **BOUNDS}, ("rule=top_p needs scorer=exact", "probabilities")),
         ({"rule": "threshold", "threshold": 0.5, "page": 2}, ("rule=threshold", "a page of 2 tokens")),
-        ({"scorer": "cluster", "rule": "ratio", "ratio": 0.1}, ("rule=ratio does not fit scorer=cluster", "top_k")),
-        ({"scorer": "cluster", "rule": "top_p", "top_p": 0.1}, ("rule=top_p does not fit scorer=cluster",)),
-        ({"scorer": "cluster", "rule": "rank_union"}, ("rule=rank_union does not fit scorer=cluster",)),
-        ({"scorer": "cluster", "page": 16}, ("page=16 does not fit scorer=cluster",)),
-        ({"scorer": "cluster", "heads": "query"}, ("heads=query does not fit scorer=cluster", "heads=kv")),
-        ({"scorer": "cluster", "pooling": "max"}, ("pooling=max does not fit scorer=cluster", "pooling=mean")),
         ({"roles": "f.json", "dense_layers": 2}, ("dense_layers=2 does not fit roles=f.json",)),
-        ({"chunking": "text"}, ("chunking=text needs scorer=cluster", "not exact")),
-        ({"chunking": "fixed"}, ("chunking=fixed needs scorer=cluster", "not exact")),
-        ({"chunking": "text", **BOUNDS}, ("the method text_pages of `claims`",)),
-        ({"chunk_min": 8, **BOUNDS}, ("chunk_min=8 belongs to scorer=cluster", "the scorer is page_bounds")),
-        ({"chunk_max": 0, "scorer": "cluster"}, ("chunk_max=0 is not valid",)),
-        ({"chunking": "lines", **BOUNDS}, ("chunking='lines' is not valid", "'fixed' or 'text'")),
-        ({"chunk_pooling": "max", **BOUNDS}, ("chunk_pooling=max belongs to scorer=cluster", "scorer is page_bounds")),
-        ({"cluster_size": 2, "chunking": "fixed", **BOUNDS}, ("cluster_size=2 belongs to scorer=cluster",)),
-        ({"cluster_size": 9, "scorer": "cluster"}, ("cluster_size=9 is not valid", "must be at most 8")),
     ],
 )
 def test_what_makes_no_sense_together(options: dict[str, Any], words: tuple[str, ...]) -> None:
     bad("policy composed: ", *words, name="composed", **options)
 
 
-@pytest.mark.parametrize("spec", ["lychee_cluster:pooling=max", "lychee_cluster:pack=whole", "quest:chunking=text"])
+@pytest.mark.parametrize("spec", ["lychee_cluster:coarse=cap64", "quest:chunking=text", "composed:cluster_size=2"])
 def test_options_of_former_versions_are_unknown(spec: str) -> None:
     with pytest.raises(saccade.PolicyError, match="has no option"):
         saccade.Policy.from_spec(spec)
@@ -269,3 +272,29 @@ def test_unknown_option_names_the_valid_ones(name: str) -> None:
 @pytest.mark.parametrize("name", ["", "Quest", "lychee", "que st"])
 def test_unknown_policy_names_the_valid_ones(name: str) -> None:
     bad(f"unknown policy {name!r}", *OPTIONS, name=name)
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"pooling": "max"}, "pooling=max belongs to form=paper"),
+        ({"cluster_size": 2}, "cluster_size=2 belongs to form=paper"),
+        ({"replant": 64}, "replant=64 belongs to form=paper"),
+        ({"form": "paper", "spread": 2}, "spread=2 belongs to form=mass, but the form is paper"),
+    ],
+)
+def test_options_of_the_other_form(options: dict[str, Any], words: str) -> None:
+    bad("policy lychee_cluster: ", words, name="lychee_cluster", **options)
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"cluster_size": 12}, "cluster_size=12 is not valid; it must be a power of two"),
+        ({"buffer": 24}, "buffer=24 is not valid; it must be a power of two"),
+        ({"buffer": 256, "group": 128}, "buffer=256 is not valid: 8 (a cluster) to 128 (a group) are"),
+        ({"buffer": 8, "cluster_size": 16}, "buffer=8 is not valid: 16 (a cluster) to 2048 (a group) are"),
+    ],
+)
+def test_sizes_of_token_clusters_that_do_not_fit(options: dict[str, Any], words: str) -> None:
+    bad("policy token_clusters: ", words, name="token_clusters", **options)

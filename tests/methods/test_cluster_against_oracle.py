@@ -17,7 +17,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-import saccade
+from saccade.methods._roles import roles_of
 from saccade.plans.plan import Plan, layer_roles
 from saccade.selection.clusters.selector import ClusterSelector
 from saccade.types import ModelShape
@@ -81,6 +81,13 @@ def plan_of(given: dict[str, Any], shape: ModelShape) -> Plan:
     return Plan(selector, layer_roles(shape, 1))
 
 
+def under_roles(given: dict[str, Any], shape: ModelShape) -> Plan:
+    """The index under roles as `composed` has them, behind one dense layer."""
+    roles = given["roles"]
+    of_layers = (layer_roles(shape, 1),) if roles == "select" else roles_of(roles, shape, 1)
+    return Plan(ClusterSelector(budget=given["budget"]), *of_layers)
+
+
 @dataclass
 class Trial:
     """One batch decoded by the package and by the oracle, row by row."""
@@ -104,7 +111,7 @@ class Trial:
         layers = len(self.roles)
         self.batch = Batch.random(rng, drawn["lengths"], layers=layers, content=self.content, **sizes)
         shape = ModelShape(layers, drawn["kv_heads"] * drawn["group"], drawn["kv_heads"], self.batch.dim)
-        plan = plan_of(options, shape) if by_index else saccade.policy("composed", **options).plan(shape)
+        plan = plan_of(options, shape) if by_index else under_roles(options, shape)
         self.decoder = Decoder(plan, shortcut=drawn["shortcut"])
         given = settings_of(options, self.dtype, exact_ties=self.content == "crossed")
         self.rows = [[Clustered.new(given, drawn["kv_heads"]) for _ in range(layers)] for _ in drawn["lengths"]]
@@ -262,13 +269,13 @@ PLANS = {
 
 @pytest.mark.parametrize("roles", PLANS)
 def test_cluster_index_under_other_roles(roles: str) -> None:
-    """Layers that attend to all and refresh their set from the index, and layers that reuse it (policy `composed`)."""
+    """Layers that attend to all and refresh their set from the index, and layers that reuse it."""
     trials: list[Trial] = []
 
     @given(situation=situations(), budget=st.integers(33, 70))
     @settings(max_examples=3, deadline=None)
     def run(situation: dict[str, Any], budget: int) -> None:
-        given = {"scorer": "cluster", "budget": budget + 15, "roles": roles, "dense_layers": 1}
+        given = {"budget": budget + 15, "roles": roles}
         trial = Trial({**situation, "options": given}, roles=PLANS[roles](situation["kv_heads"]))
         for step in range(30):
             trial.step(outputs=step % 8 == 0)

@@ -11,7 +11,6 @@ import pytest
 from hypothesis import given
 
 import saccade
-from saccade.selection.clusters.selector import ClusterSelector
 from saccade.types import ModelShape, Role
 
 from .drawing import NEEDED, OPTIONS, SHAPE, policies
@@ -108,9 +107,11 @@ def test_defaults_are_the_papers() -> None:
         "budget": 2048, "reselect": None, "sinks": 4, "recent": 0.25, "dense_layers": 2, "rectify": None,
     }  # fmt: skip
     assert saccade.policies()["quest"].defaults == {
-        "budget": 2048, "page": 16, "heads": "kv", "dense_layers": None, "rectify": None,
+        "budget": 2048, "page": 16, "min_pages": 1, "keep_last": True, "heads": "kv", "dense_layers": None,
+        "rectify": None,
     }  # fmt: skip
     cut = {"budget": 2048, "rule": "top_k", "top_p": None, "threshold": None, "ratio": None}
+    cut |= {"sinks": None, "window": None}
     plain = {**cut, "heads": "kv", "dense_layers": 2, "rectify": None}
     assert saccade.policies()["tidal"].defaults == {**plain, "reselect": None}
     assert saccade.policies()["exact_topk"].defaults == {**plain, "dense_layers": None}
@@ -157,18 +158,6 @@ def test_rectification_is_what_was_asked_for() -> None:
     assert saccade.policy("resa").rectify == saccade.Rectify(every=32, mode="overwrite")
     assert saccade.policy("tidal", rectify="4:verify").rectify == saccade.Rectify(4, "verify")
     assert saccade.policy("tidal").rectify is saccade.policy("dense").rectify is None
+    assert saccade.policy("quest", keep_last=False).to_spec() == "quest:keep_last=false"
     assert saccade.policy("resa", rectify=None).to_spec() == "resa:rectify=none"
     assert saccade.policy("less_is_more", rectify=32).to_spec() == "less_is_more:rectify=32"
-
-
-def test_composed_cluster_takes_its_chunks_from_the_options() -> None:
-    def selector(**options: Any) -> ClusterSelector:
-        made = saccade.policy("composed", scorer="cluster", budget=256, **options).plan(SHAPE).selector
-        assert isinstance(made, ClusterSelector)
-        return made
-
-    assert selector() == ClusterSelector(budget=256)
-    for chunking, sizes in (("fixed", (4, 12)), ("text", (8, 16))):
-        made = selector(chunking=chunking, chunk_min=sizes[0], chunk_max=sizes[1])
-        assert made == ClusterSelector(budget=256, chunking=chunking, chunk_min=sizes[0], chunk_max=sizes[1])
-    assert selector(chunk_pooling="max", cluster_size=3) == ClusterSelector(budget=256, pooling="max", cluster_size=3)

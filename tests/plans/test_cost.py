@@ -13,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from saccade.errors import PolicyError
+from saccade.eval.entry import terms_of
 from saccade.methods.policy import Policy
 from saccade.plans.cost import PARTS, Cost, cost_of
 from saccade.plans.plan import Plan
@@ -21,7 +22,7 @@ from saccade.plans.roles import RoleMap
 from saccade.selection.clusters.selector import ClusterSelector
 from saccade.selection.clusters.traffic import ClusterTraffic
 from saccade.selection.costs import Bytes
-from saccade.selection.rules import RankUnion, Ratio, Threshold, TopK, TopP
+from saccade.selection.rules import Framed, RankUnion, Ratio, Threshold, TopK, TopP
 from saccade.selection.scorers.exact import ExactScorer
 from saccade.selection.scorers.page_bounds import PageBoundScorer
 from saccade.selection.selector import Rule, ScoredSelector, WindowSelector
@@ -127,7 +128,12 @@ def test_the_ceilings_by_hand() -> None:
         "streaming:budget=2048": 2048 / 131_072,
         # 8 units of 64 clusters for every 128 chunks of 12 tokens: 683; of their clusters those with 4 * 1024 tokens:
         # 171; and half a group's keys once per 128 tokens: half a token each.
-        "lychee_cluster:budget=1024": 2 / 32 + 30 / 32 * (1024 + (683 + 171 + 768 / 128) / 2) / 131_072,
+        "lychee_cluster:budget=1024,form=paper": 2 / 32 + 30 / 32 * (1024 + (683 + 171 + 768 / 128) / 2) / 131_072,
+        # A mean for every chunk of 12 tokens, or for every 8 tokens. A key and a value have 512 bytes; of every token a
+        # score is written and read, 8, and its set's number is read, 4 or 2; of every set a logit of 4 query heads is
+        # written and read, 32, a spread and a size are read, 8.
+        "lychee_cluster:budget=1024": 2 / 32 + 30 / 32 * (1024 / 131_072 + 1 / 12 / 2 + (12 + 40 / 12) / 512),
+        "token_clusters:budget=1024": 2 / 32 + 30 / 32 * (1024 / 131_072 + 1 / 8 / 2 + (10 + 40 / 8) / 512),
         "resa": (32 * (1 / 16 + 1 / 10) + 1) / 33,
     }
     for spec, share in by_hand.items():
@@ -138,7 +144,7 @@ def test_the_ceilings_by_hand() -> None:
 
 def test_cluster_written_out() -> None:
     """Lengths chosen so that nothing is rounded: 3072 chunks of 16 in 24 groups, each of 64 clusters in 8 units."""
-    policy = Policy.from_spec("composed:scorer=cluster,budget=1024,chunking=fixed")
+    policy = Policy.from_spec("lychee_cluster:form=paper,budget=1024,chunking=fixed")
     length = 16 + 3072 * 16 + 64 + 8 + 1
     cost = cost_of(
         policy.plan(LLAMA), None, LLAMA, context=length - 1, batch=1, kv_itemsize=2, weight_bytes=2.0 * LLAMA_PARAMETERS
@@ -148,9 +154,8 @@ def test_cluster_written_out() -> None:
     # 192 units of 256 tokens; the 16th reaches 4 * 1024: 16 times 8 clusters.
     units, candidates = 192, 16 * 8
     assert cost.scores.read == cost.scores.written == pytest.approx(heads * 4 * (units + candidates), rel=1e-12)
-    # A node is its centroid and radius; a unit has two integers beside, a cluster one, and one more when it is taken.
-    chunks = (1024 - 16 - 64 - 8 - 1) / 16
-    search = units * (vector + 4 + 8) + candidates * (vector + 4 + 4) + chunks / 2 * 4 + chunks * 12
+    # A node is its centroid and radius; a unit has two integers beside, a cluster one.
+    search = units * (vector + 4 + 8) + candidates * (vector + 4 + 4)
     # Every 128 tokens the last group, half full: 64 chunks of 16 keys; 32 clusters, 6 units and 64 members written.
     written = (32 + 6) * (vector + 4 + 8) + 64 * 4
     assert cost.index.read == pytest.approx(heads * (search + 64 * 16 * vector / 128), rel=1e-12)
@@ -174,7 +179,7 @@ def test_the_index_that_is_counted_is_the_one_that_is_built() -> None:
 
 def test_rectification_adds_nothing_to_a_cluster_index() -> None:
     """Decoded tokens wait in the buffer until they are clean, so each is taken in once: 33 tokens of a cycle, once."""
-    plain, rectified = (llama(f"lychee_cluster:buffer=128{option}", 1) for option in ("", ",rectify=32"))
+    plain, rectified = (llama(f"lychee_cluster:form=paper,buffer=128{option}", 1) for option in ("", ",rectify=32"))
     upkeep = plain.index.written * 33
     per_cycle = (rectified.index.written + rectified.rectification.written - 32 / 33 * NEW) * 33
     assert per_cycle == pytest.approx(upkeep, rel=1e-9)
@@ -291,8 +296,18 @@ TOKEN_RULES: list[Rule] = [
     TopP(0.9, buffer=6),
     TopP(1.0, buffer=64),
     Threshold(0.02, buffer=10),
+    Framed(TopK(7), 2, 3),
+    Framed(Threshold(0.02, buffer=10), 2, 3),
+    Ratio(0.3, framed=True),
 ]
-PAGE_RULES: list[Rule] = [TopK(8), TopK(17), TopK(40), Ratio(0.3), Ratio(0.1, minimum=4, local=2)]
+PAGE_RULES: list[Rule] = [
+    TopK(8),
+    TopK(17),
+    TopK(40),
+    Ratio(0.3),
+    Ratio(0.1, minimum=4, local=2),
+    Framed(TopK(17), 2, 5),
+]
 
 
 @pytest.mark.parametrize(
@@ -312,6 +327,30 @@ def test_rules_know_the_size_of_their_sets(rule: Rule, unit: int, length: int) -
     else:
         assert max(counts) <= said
         assert min(counts) >= 1
+
+
+@pytest.mark.parametrize(
+    ("spec", "frame", "dense_layers", "read"),
+    [
+        # Of 32 layers of 8 KV heads at 65,536 tokens; a page's two bounds are an eighth of its keys.
+        ("dense", None, 32, 1.0),
+        ("streaming:budget=4096,dense_layers=2", (4, 4092), 2, (2 + 30 / 16) / 32),
+        ("quest:budget=4096", (0, 16), 2, (2 + 30 * (1 / 16 + 1 / 16)) / 32),
+        ("tidal:budget=4096,reselect=16,sinks=4,window=64", (4, 64), 2, (4 + 28 / 16) / 32),
+        ("less_is_more:budget=4096,reselect=16", (4, 1020), 2, (4 + 28 / 16) / 32),
+        ("lychee_decode:budget=4096,roles=every:4", (128, 256), 0, (8 + 24 / 16) / 32),
+        ("lychee_decode:rule=ratio,ratio=0.0625,roles=every:4", (128, 256), 0, (8 + 24 / 16) / 32),
+        ("composed:rule=rank_union,scorer=page_bounds,budget=4096", (16, 1008), 2, (2 + 30 * (1 / 16 + 1 / 16)) / 32),
+        ("resa:ratio=0.0625,rectify=31", (0, 16), 0, (1 / 16 + 1 / 16) * 31 / 32 + 1 / 32),
+    ],
+)
+def test_on_which_terms_policies_are_compared(
+    spec: str, frame: tuple[int, int] | None, dense_layers: int, read: float
+) -> None:
+    terms = terms_of(Policy.from_spec(spec), ModelShape(32, 32, 8, 128), 65_536)
+    assert terms["frame"] == frame and terms["dense_layers"] == dense_layers
+    # Upkeep reads some pages more.
+    assert terms["cache_read"] == pytest.approx(read, rel=4e-3)
 
 
 @pytest.mark.parametrize("length", [1, 9, 10, 11, 50])

@@ -93,19 +93,7 @@ def test_answers_stand_beside_what_was_probed() -> None:
     for row in results["rows"]:
         row["asked"] = outcome(5 * sum(row["reselect"]), 24, 0.5)
     lines = cells(layer_table(results))
-    assert [
-        "3",
-        "32",
-        "0.250",
-        "0.200",
-        "0.450",
-        *"0.350 to 0.650".split(),
-        "0.25",
-        "-",
-        "15",
-        "0.900",
-        "chosen",
-    ] in lines
+    assert "3 32 0.250 0.200 0.450 0.350 to 0.650 0.25 - 15 0.900 chosen".split() in lines
     assert "dense attention answers 23" in said(layer_table(results))
 
 
@@ -149,26 +137,23 @@ def test_names_of_layers_have_room(layers: int, named: int, monkeypatch: pytest.
     assert all(right.x0 >= left.x0 + 0.6 * left.width for left, right in pairwise(boxes))
 
 
-def head_results(methods: tuple[str, ...] = ("direct", "score"), seeds: int = 2) -> dict[str, Any]:
+def head_results(methods: tuple[str, ...] = ("direct", "score")) -> dict[str, Any]:
     found: list[dict[str, Any]] = []
     rows: list[dict[str, Any]] = []
     for method in methods:
-        for seed in range(seeds):
-            trained = method == "direct"
-            kinds = ("threshold", "exact") if trained else ("exact",)
-            roles = {kind: f"heads:0+{1 + seed}.{int(kind == 'exact')}" for kind in kinds}
-            found.append({"method": method, "seed": seed, "values": None, "roles": roles, "trace": trace(trained)})
-            rows += [
-                outcome(
-                    12 + 6 * seed + number, 24, 0.5 + 0.25 * seed, method=method, seed=seed, roles=kind, budget=budget,
-                    heads=3 + seed * (kind == "threshold"), list=roles[kind],
-                )
-                for kind in kinds for number, budget in enumerate((64, 1024))
-            ]  # fmt: skip
+        trained = method == "direct"
+        kinds = ("threshold", "exact") if trained else ("exact",)
+        roles = {kind: f"heads:0+1.{int(kind == 'exact')}" for kind in kinds}
+        found.append({"method": method, "values": None, "roles": roles, "trace": trace(trained)})
+        rows += [
+            outcome(12 + number, 24, 0.5, method=method, roles=kind, budget=budget, heads=3 + (kind == "threshold"))
+            for kind in kinds
+            for number, budget in enumerate((64, 1024))
+        ]
     kind, chosen = next(iter(found[0]["roles"].items()))
     return {
-        **ABOUT, "target_heads": 3, "exact": False, "seeds": seeds, "dense": DENSE, "found": found, "rows": rows,
-        "chosen": chosen, "chosen_of": {"method": methods[0], "seed": 0, "roles": kind}, "environment": {"kv_heads": 2},
+        **ABOUT, "target_heads": 3, "exact": False, "dense": DENSE, "found": found, "rows": rows,
+        "chosen": chosen, "chosen_of": {"method": methods[0], "roles": kind}, "environment": {"kv_heads": 2},
     }  # fmt: skip
 
 
@@ -178,20 +163,14 @@ def trace(trained: bool) -> dict[str, Any] | None:
     return {"step": [0, 1, 10, 20], **rest} if trained else None
 
 
-def test_heads_pool_seeds() -> None:
-    lines = cells(head_table(head_results()))
-    # 12 and 18 of 24; 13 and 19 at the larger budget; 3 heads and 4 by threshold.
-    low, high = wilson(30, 48)
-    interval = f"{low:.2f}-{high:.2f}"
-    pooled = ["direct", "threshold", "2", "3", "to", "4", "64", "30/48", interval, "0.625"]
-    assert pooled in [line[:10] for line in lines]
-    assert ["score", "exact", "2", "3", "64", "30/48", interval, "0.625"] in lines
-    assert [line[4:6] for line in lines if line[:2] == ["direct", "exact"]] == [["64", "30/48"], ["1,024", "32/48"]]
+def test_heads_have_answers_and_recall_by_method_roles_and_budget() -> None:
+    lines, interval = cells(head_table(head_results())), "{:.2f}-{:.2f}".format(*wilson(12, 24))
+    assert ["direct", "threshold", "4", "64", "12/24", interval, "0.500"] in lines
+    assert ["score", "exact", "3", "64", "12/24", interval, "0.500"] in lines
+    assert [line[3:5] for line in lines if line[:2] == ["direct", "exact"]] == [["64", "12/24"], ["1,024", "13/24"]]
     text = said(head_table(head_results()))
-    assert "3 heads wanted, 2 seed(s), 24 questions each in 2 texts; dense attention 23/24" in text
-    assert "role file and recipe: direct, seed 0, threshold: 3 heads" in text
-    assert "all seeds" in text
-    assert "all seeds" not in said(head_table(head_results(seeds=1)))
+    assert "3 heads wanted, 24 questions in 2 texts; dense attention 23/24" in text
+    assert "role file and recipe: direct, threshold: 4 heads" in text
 
 
 def test_a_table_of_heads_fits_80_columns() -> None:
@@ -204,15 +183,15 @@ def test_a_table_of_heads_fits_80_columns() -> None:
 def test_heads_are_drawn(
     methods: tuple[str, ...], panels: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """Trainings with a line per seed, of a loss where there is one, beside the number that is wanted above layer 0."""
+    """A training, its loss where there is one, beside the number that is wanted above layer 0."""
     results, figures = head_results(methods), kept_figures(head_module, monkeypatch)
     drawn_twice(head_report, results, tmp_path, "heads.svg")
     axes = figures[0].axes
     assert len(axes) == panels
     if panels > 1:
         loss, heads, multiplier = ([line.get_xydata().tolist() for line in one.lines] for one in axes[:3])
-        assert loss == [[[10, 3], [20, 2]]] * 2 and multiplier == [[[0, 0], [1, 0], [10, 1], [20, 2]]] * 2
-        assert heads == [*[[[0, 6], [1, 6], [10, 3], [20, 2]]] * 2, [[0, 1], [1, 1]]]
+        assert loss == [[[10, 3], [20, 2]]] and multiplier == [[[0, 0], [1, 0], [10, 1], [20, 2]]]
+        assert heads == [[[0, 6], [1, 6], [10, 3], [20, 2]], [[0, 1], [1, 1]]]
 
 
 @pytest.mark.parametrize("name", ["layers", "heads"])
@@ -220,7 +199,7 @@ def test_no_last_bit_of_the_layout_is_left(name: str, monkeypatch: pytest.Monkey
     """Pictures would differ now and then: too rarely to be found by drawing twice."""
     module, report, results = {
         "layers": (layer_module, layer_report, layer_results()),
-        "heads": (head_module, head_report, head_results(("direct",), seeds=1)),
+        "heads": (head_module, head_report, head_results(("direct",))),
     }[name]
     figures = kept_figures(module, monkeypatch)
     report(results, tmp_path)

@@ -264,6 +264,21 @@ def test_the_table_fits_a_narrow_terminal(width: int, columns: int) -> None:
     assert header.count("heads") == columns - 7 and "recall" in header
 
 
+@pytest.mark.parametrize("width", [80, 100])
+def test_terms_of_a_comparison_are_columns(width: int) -> None:
+    """Bytes with index in the place of attended tokens, and where there is room for it the frame."""
+    terms = {"cache_read": 0.0625, "frame": (128, 256), "dense_layers": 2}
+    dense = row("dense", None) | {"cache_read": 1.0, "frame": None, "dense_layers": 24}
+    rows = results(dense, row("lychee_decode", 131072, 1234, 2400, ms_per_token=1234.5) | terms)
+    said = [line.split() for line in compared(rows, width)]
+    (line,) = [line for line in said if "lychee_decode" in line]
+    assert "6.2%" in line and "12.3%" not in line and ("128+256," in line) == (width == WIDE)
+    page = comparison_page(rows, [], [])
+    headers = re.findall(r"<th>([^<]*)</th>", page.split("</thead>")[0])
+    assert headers[6:9] == ["share of cache", "cache read, index too", "sinks+ window, dense layers"]
+    assert "128+256, 2" in page and "-, 24" in page
+
+
 @pytest.mark.parametrize("width", [80, 100, 140, 200])
 def test_the_table_of_a_large_model_fits_100_columns(width: int) -> None:
     """Names as long as they get, budgets and questions of a long run; no number is broken or cut off."""

@@ -59,6 +59,12 @@ def test_the_front_says_what_was_shown_and_chosen() -> None:
     assert "promise: right answers, over dense attention's, are at least 0.98" in asked and "key tokens" not in asked
 
 
+def test_the_frame_is_a_column() -> None:
+    terms = {"cache_read": 0.1, "frame": (4, 64), "dense_layers": 2}
+    lines = cells(front_table(front_results(rows=[one | terms for one in ROWS])))
+    assert ["quest", "1,024", "kept", "0.9808", "4+64,", "2", "8", "0.9908", "0.9921"] in lines
+
+
 @pytest.mark.parametrize("width", [80, 100, 160])
 def test_a_long_family_has_a_short_name_and_is_told_whole_once(width: int) -> None:
     """And the table of candidates is no wider than 100 columns."""

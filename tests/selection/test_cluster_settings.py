@@ -7,6 +7,7 @@ import pytest
 from saccade.errors import PolicyError
 from saccade.methods.lychee_cluster import LycheeClusterOptions, plan
 from saccade.methods.options import parse_options
+from saccade.selection.clusters.mass_selector import ChunkSelector
 from saccade.selection.clusters.selector import ClusterSelector
 from saccade.types import ModelShape, Role
 
@@ -47,7 +48,9 @@ SHAPE = ModelShape(layers=4, query_heads=4, kv_heads=2, head_dim=8)
 def test_the_plan() -> None:
     options = parse_options("lychee_cluster", LycheeClusterOptions, {"budget": 512, "rectify": 32})
     made = plan(options, SHAPE)
-    assert made.selector == ClusterSelector(budget=512, every=32, replant=128)
+    assert made.selector == ChunkSelector(budget=512, every=32, replant=16, spread=3)
+    paper = parse_options("lychee_cluster", LycheeClusterOptions, {"budget": 512, "form": "paper", "cluster_size": 4})
+    assert plan(paper, SHAPE).selector == ClusterSelector(budget=512, cluster_size=4)
     assert made.roles.layers == ((Role.DENSE,) * 2,) * 2 + ((Role.SELECT,) * 2,) * 2
     assert LycheeClusterOptions.model_validate(options.model_dump(mode="json")) == options
 
@@ -66,7 +69,9 @@ def test_what_is_always_attended_to_fits_beside_a_chunk() -> None:
 
 
 def test_replant() -> None:
-    assert parse_options("lychee_cluster", LycheeClusterOptions, {"replant": 64}).selector.replant == 64
+    assert (
+        parse_options("lychee_cluster", LycheeClusterOptions, {"form": "paper", "replant": 64}).selector.replant == 64
+    )
     for given, told in (("never", "a whole number"), ("none", "it is the method lazy_clusters of `claims` now")):
         with pytest.raises(PolicyError, match=f"policy lychee_cluster: replant='{given}' is not valid: .*{told}"):
             parse_options("lychee_cluster", LycheeClusterOptions, {"replant": given})

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from saccade.selection.rules import RankUnion, Ratio, Threshold, TopK, TopP
+from saccade.selection.rules import Framed, RankUnion, Ratio, Threshold, TopK, TopP
 from saccade.selection.scorers.exact import ExactScorer
 from saccade.selection.selector import Rule, WindowSelector
 from saccade.types import KVView, Rows
@@ -28,6 +28,13 @@ def rows_of(lengths: list[int]) -> Rows:
         (Ratio(0.25, minimum=3, local=2), 4),
         (Threshold(0.01, buffer=16), 1),
         (TopP(0.8, buffer=16), 1),
+        (Framed(TopK(16), 2, 5), 1),
+        (Framed(TopK(16), 2, 5), 4),
+        (Framed(Ratio(0.25, minimum=7), 2, 5), 1),
+        (Framed(Threshold(0.01, buffer=16), 2, 5), 1),
+        (Framed(TopP(0.8, buffer=16), 2, 5), 1),
+        (Ratio(0.7, framed=True), 1),
+        (Ratio(0.9, framed=True), 4),
     ],
 )
 def test_an_empty_row_has_an_empty_set(rule: Rule, unit: int) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from fractions import Fraction
+from typing import Any
 
 import numpy as np
 import pytest
@@ -14,12 +15,15 @@ from hypothesis import strategies as st
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 import oracles
+import saccade
 from methods import oracles_composed as naive
+from methods.drawing import NEEDED, SHAPE
 from methods.layouts import Batch
 from saccade.errors import PolicyError
-from saccade.selection.rules import RankUnion, Ratio, Threshold, TopK, TopP
+from saccade.selection.rules import Framed, RankUnion, Ratio, Threshold, TopK, TopP
+from saccade.selection.rules.framed import FrameableRule
 from saccade.selection.scorers.exact import ExactScorer
-from saccade.selection.selector import Rule
+from saccade.selection.selector import Rule, ScoredSelector
 from saccade.types import Rows, Selection
 
 MASS_ERROR = 2 * (2 * 16 + 4) * 2.0**-24
@@ -208,7 +212,10 @@ def test_pages_have_no_probability(rule: Rule) -> None:
         choose(rule, [[[1.0, 2.0]]], 32, unit=16)
 
 
-@pytest.mark.parametrize("rule", [TopK(8), Ratio(0.3, 4, 2), TopP(0.9, 8), TopP(1.0, 8), Threshold(0.01, 8)])
+NO_WAIT = [TopK(8), Ratio(0.3, 4, 2), TopP(0.9, 8), TopP(1.0, 8), Threshold(0.01, 8), Framed(TopP(0.9, 8), 2, 3)]
+
+
+@pytest.mark.parametrize("rule", [*NO_WAIT, Ratio(0.3, framed=True)])
 def test_no_rule_synchronises_with_the_host(rule: Rule, monkeypatch: pytest.MonkeyPatch) -> None:
     """`.item()` and data-dependent shapes raise on a fake tensor; widths follow from the options and `max_len`."""
     monkeypatch.setattr("saccade.kernels.topk.api.choose", lambda *_, **__: "reference")  # others may look
@@ -217,6 +224,82 @@ def test_no_rule_synchronises_with_the_host(rule: Rule, monkeypatch: pytest.Monk
         rows = Rows(zeros[:, None], zeros, zeros + 1, 40)
         selection = rule.choose(torch.empty(2, 3, 40), rows, 1, 0.3)
     assert selection.ids.shape == (2, 3, 12 if isinstance(rule, Ratio) else 8)
+
+
+# --- sinks and a window -------------------------------------------------------------------------------------------
+
+
+@given(batches(), st.integers(0, 6), st.integers(0, 9), st.integers(0, 20), st.sampled_from([1, 4]), SCALES, st.data())
+def test_a_frame_is_inside_every_set(
+    batch: tuple[list[list[list[float]]], int],
+    sinks: int,
+    window: int,
+    spare: int,
+    unit: int,
+    scale: float,
+    data: st.DataObject,
+) -> None:
+    """The best others fill what sinks and window leave of the size; of pages as many count as hold so many tokens."""
+    scores, units = batch
+    held = -(-sinks // unit) + max(1, -(-window // unit))
+    frame: dict[str, Any] = {"sinks": sinks, "window": window}
+    kept = data.draw(st.sampled_from([0.1, 0.3, 1.0]))
+    pairs: list[tuple[FrameableRule, naive.Rule]] = [
+        (TopK((held + spare) * unit), naive.top_k((held + spare) * unit, **frame)),
+        (Ratio(kept, minimum=held), naive.ratio(kept, held, **frame)),
+    ]
+    if unit == 1:
+        pairs += [
+            (TopP(1.0, held + spare), naive.top_p(1.0, held + spare, scale, **frame)),
+            (TopP(0.83, held + spare), naive.top_p(0.83, held + spare, scale, **frame)),
+            (Threshold(0.013, held + spare), naive.threshold(0.013, held + spare, scale, **frame)),
+        ]
+    for rule, oracle in pairs:
+        found = choose(Framed(rule, sinks, window), scores, units * unit, unit, scale)
+        for row, sets in enumerate(sets_of(found)):
+            for group, chosen in enumerate(sets):
+                wanted = oracle(scores[row][group], len(scores[row][group]) * unit, unit)
+                if wanted.margin > 1:
+                    assert chosen == {*wanted.units}
+                    assert found.overflowed is None or bool(found.overflowed[row, group]) == wanted.overflowed
+
+
+@pytest.mark.parametrize(("length", "unit"), [(1500, 1), (9000, 1), (9000, 64), (40, 1), (7, 1)])
+def test_a_share_of_the_row_keeps_lychee_decodes_frame(length: int, unit: int) -> None:
+    """Of 1,024 tokens or more 128 sinks and 256 recent ones, as its code; of fewer an eighth and a quarter."""
+    units = -(-length // unit)
+    scores = torch.randn(1, 2, units, generator=torch.Generator().manual_seed(length))
+    wanted = [{*naive.growing(0.3)(row.tolist(), length, unit).units} for row in scores[0]]
+    assert sets_of(Ratio(0.3, framed=True).choose(scores, rows_of([length], length), unit, 1.0)) == [wanted]
+    if length == 9000 and unit == 1:
+        assert {*range(128), *range(9000 - 256, 9000)} <= wanted[0] and len(wanted[0]) == 2700
+
+
+@pytest.mark.parametrize(
+    ("options", "frame"),
+    [
+        ({"budget": 1024}, (128, 256)),
+        ({"budget": 4096}, (128, 256)),
+        ({"budget": 512}, (64, 128)),
+        ({"budget": 100}, (12, 25)),
+        ({"budget": 2048, "page": 64}, (128, 256)),
+        ({"budget": 640, "page": 64}, (64, 128)),
+        ({"budget": 384, "sinks": 128, "window": 256}, (128, 256)),
+        ({"budget": 512, "window": 8}, (0, 8)),
+    ],
+)
+def test_lychee_decodes_frame_is_that_of_its_code(options: dict[str, Any], frame: tuple[int, int]) -> None:
+    selector = saccade.policy("lychee_decode", roles="every:4", **options).plan(SHAPE).selector
+    assert isinstance(selector, ScoredSelector) and isinstance(selector.rule, Framed)
+    assert (selector.rule.sinks, selector.rule.window) == frame
+
+
+@pytest.mark.parametrize("name", ["tidal", "exact_topk", "lychee_decode", "composed"])
+def test_no_frame_is_the_plain_rule(name: str) -> None:
+    needed = {**NEEDED.get(name, {}), "sinks": 0, "window": 0}
+    selector = saccade.policy(name, budget=64, **needed).plan(SHAPE).selector
+    assert isinstance(selector, ScoredSelector) and selector.rule == TopK(64)
+    assert name == "lychee_decode" or saccade.policy(name, budget=64).plan(SHAPE).selector == selector
 
 
 # --- exact page scores --------------------------------------------------------------------------------------------

@@ -72,6 +72,7 @@ class Steps:
         cycles: proposals that drafted.
         drafted, accepted: as the rejection sampler has left it; counted: as `/metrics` has it.
         ahead: most steps that were scheduled and not done.
+        beyond: proposals of rows whose drafts would pass the model's length.
         lengths: how many tokens each cycle has drafted; learned: as `counted`, by the scheduler.
     """
 
@@ -86,6 +87,7 @@ class Steps:
     accepted: int = 0
     counted: tuple[float, float] = (0, 0)
     ahead: int = 0
+    beyond: int = 0
     lengths: list[int] = field(default_factory=list)
     learned: tuple[int, int] = 0, 0
 
@@ -129,6 +131,8 @@ def watched(engine: LLM, asked: Asked, steps: Steps) -> Iterator[None]:
             steps.accepted += batch.num_draft_tokens - int(rejected.sum())
             ended = batch.num_computed_prefill_tokens_np + batch.num_scheduled_tokens >= batch.prefill_len_np
             steps.cycles += bool(ended.any())
+            places = worker.req_states.num_computed_tokens.gpu[batch.idx_mapping]
+            steps.beyond += int((places + asked.drafts > worker.max_model_len).sum())
             steps.lengths += [steps.sparse - sum(steps.lengths)] if ended.any() else []
 
         def learned(_: Any, policy: Any, drafted: int, accepted: int) -> None:
@@ -210,8 +214,8 @@ def everything_covered() -> Iterator[None]:
 
 
 def started(engines: Engines, asked: Asked) -> LLM:
-    settings: dict[str, Any] = {"max_num_batched_tokens": 256, "enable_prefix_caching": True, "max_num_seqs": 6}
-    settings |= {"max_model_len": 1024, "async_scheduling": False, **asked.settings}
+    settings: dict[str, Any] = {"max_num_batched_tokens": 128, "enable_prefix_caching": True, "max_num_seqs": 6}
+    settings |= {"max_model_len": 512, "async_scheduling": False, **asked.settings}
     if asked.policy is None:
         return engines.stock(**settings)
     settings |= {"scheduler_cls": ADAPTIVE} if asked.lengths else {}
@@ -232,7 +236,7 @@ def answered(engine: LLM, asked: Asked, name: str) -> tuple[dict[str, Heard], St
 
 def kept(engine: LLM) -> dict[str, float]:
     """How far the blocks of an answer are from those of the same text as a prompt: the largest differences."""
-    worker, seen, (ids,) = runner(engine), list[list[int]](), prompts(150, start=20000)
+    worker, seen, (ids,) = runner(engine), list[list[int]](), prompts(90, start=20000)
     stock = SelfSpeculator.propose
 
     def propose(speculator: Any, batch: Any, *given: Any, **more: Any) -> Any:
@@ -244,7 +248,7 @@ def kept(engine: LLM) -> dict[str, float]:
         given = TokensPrompt(prompt_token_ids=prompt, cache_salt=salt)
         return engine.generate([given], settings, use_tqdm=False)[0]
 
-    text = ids + list(ask(ids, "kept", 160).outputs[0].token_ids)
+    text = ids + list(ask(ids, "kept", 80).outputs[0].token_ids)
     with patch.object(SelfSpeculator, "propose", propose):
         full = ask(text, "kept", 1).num_cached_tokens // 32
         found = seen[-1][:full]

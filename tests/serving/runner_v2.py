@@ -17,6 +17,8 @@ import numpy as np
 import triton.runtime.interpreter as interpreter
 from triton.backends import backends
 
+from interpreting import quicken
+
 assert os.environ.get("TRITON_INTERPRET") == "1", "Triton reads it when it is imported"
 assert "vllm" not in sys.modules, "vLLM has already looked for Triton"
 backends.setdefault("cpu", SimpleNamespace(compiler=None, driver=None))  # type: ignore[arg-type]  # never asked
@@ -38,6 +40,7 @@ def _as_mask(mask: Any) -> Any:
     return interpreter.TensorHandle(mask.data.astype(np.bool_), interpreter.tl.int1)
 
 
+quicken()
 MASKS = {"create_masked_load": 1, "create_masked_store": 2}
 """Where a method is given its mask."""
 for method in MASKS:

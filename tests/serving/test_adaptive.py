@@ -9,8 +9,9 @@ from typing import Any
 
 import pytest
 from engines import Engines
+from loads import Heard, hear
 from scheduled import Engine, config, prompt
-from test_lossless import SETTINGS, by_stock, check_heard, found
+from test_lossless import SETTINGS, check_heard, found
 from vllm.config.compilation import CUDAGraphMode
 from vllm.v1.outputs import DraftTokenIds, ModelRunnerOutput
 from vllm.v1.worker.gpu import cudagraph_utils
@@ -163,13 +164,16 @@ def scripted() -> dict[tuple[str, int, str], dict[str, Any]]:
     return found(json.dumps(SCRIPTED))
 
 
+def small(engine: Any) -> dict[str, Heard]:
+    return hear(engine, "small")
+
+
 @pytest.mark.parametrize("engine", SCRIPTED, ids=["", "ahead"])
 def test_answers_are_those_of_vllm_whatever_is_drafted(
     engine: dict[str, Any], scripted: Any, all_engines: Engines
 ) -> None:
-    stock = all_engines.by_stock(by_stock, **SETTINGS)
     one = scripted[engine["policy"], 8, "small"]
-    check_heard(one["heard"], stock["small"])
+    check_heard(one["heard"], all_engines.by_stock(small, **SETTINGS))
     steps = one["steps"]
     assert steps["lengths"] == (SCRIPT * len(steps["lengths"]))[: len(steps["lengths"])]
     assert len(steps["lengths"]) > len(SCRIPT) and steps["ahead"] == 1 + bool(engine.get("ahead"))

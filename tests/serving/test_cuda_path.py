@@ -129,7 +129,7 @@ class Requests:
         ("exact_topk:budget=48", 16, "LBNHC"),
         ("lychee_cluster:budget=96", 16, "LBNHC"),
         (CLUSTERS, 16, "BLHNC"),
-        ("composed:scorer=cluster,budget=64,chunking=fixed,roles={roles}", 32, "LBHNC"),
+        ("lychee_cluster:form=paper,budget=64,chunking=fixed", 32, "LBHNC"),
         ("dense", 16, "LBNHC"),
     ],
 )

@@ -22,20 +22,20 @@ from walking import walk
 SCRIPT = Path(__file__).with_name("lossless_engines.py")
 ON_V2 = {"TRITON_INTERPRET": "1", "VLLM_USE_V2_MODEL_RUNNER": "1"}
 SETTINGS: dict[str, Any] = {
-    "max_num_batched_tokens": 256,
+    "max_num_batched_tokens": 128,
     "enable_prefix_caching": True,
     "max_num_seqs": 6,
-    "max_model_len": 1024,
+    "max_model_len": 512,
 }
 TIDAL: dict[str, Any] = {
-    "policy": "tidal:budget=192,reselect=7",
+    "policy": "tidal:budget=112,reselect=7",
     "loads": ["whole", "small:random", "small:constant", "small:foreign", "small:covered"],
 }
-AHEAD: dict[str, Any] = {"policy": "less_is_more:budget=96,reselect=7", "loads": ["whole"], "ahead": True}
+AHEAD: dict[str, Any] = {"policy": "less_is_more:budget=48,reselect=7", "loads": ["whole"], "ahead": True}
 FEW: dict[str, Any] = {
-    "policy": "quest:budget=64",
+    "policy": "quest:budget=48",
     "loads": ["whole:spoiled", "kept"],
-    "settings": {"num_gpu_blocks_override": 44},
+    "settings": {"num_gpu_blocks_override": 22},
 }
 EVERY_TIME = (TIDAL, AHEAD, FEW)
 """A published set, a union, bounds of pages; scheduled ahead, and with too few blocks for all requests."""
@@ -116,8 +116,15 @@ def test_answers_are_those_of_vllm(engine: dict[str, Any], load: str, every_time
         assert steps["drafted"] > steps["accepted"] > steps["drafted"] / 8, "nothing is shown of either"
 
 
-def test_engines_that_are_short_of_blocks_preempt(every_time: Any) -> None:
-    assert every_time[FEW["policy"], 4, "whole:spoiled"]["steps"]["preempted"] > 0
+@pytest.mark.parametrize("engine", EVERY_TIME)
+def test_nothing_that_a_load_is_for_is_left_out(engine: dict[str, Any], every_time: Any) -> None:
+    """One token, an abort, a stop, the model's length among drafts; where blocks are few, a request that loses them."""
+    one = every_time[engine["policy"], 4, engine["loads"][0]]
+    heard, steps = one["heard"], one["steps"]
+    assert [*map(len, (heard["one"]["tokens"], heard["edge"]["tokens"]))] == [1, SETTINGS["max_model_len"] - 494]
+    assert [heard[name]["ended"] for name in ("gone", "ended")] == [["abort", None], ["stop", "."]]
+    assert steps["beyond"] > 0
+    assert (steps["preempted"] > 0) == ("num_gpu_blocks_override" in engine.get("settings", {}))
 
 
 def test_steps_are_scheduled_ahead_where_they_may(every_time: Any) -> None:
@@ -130,13 +137,13 @@ def test_answers_are_found_in_the_prefix_cache(every_time: Any, stock: Any) -> N
     heard, block = every_time[TIDAL["policy"], 4, "whole"]["heard"], 32
     for name in ("same", "sibling", "turn"):
         assert heard[name]["cached"] == stock["whole"][name].cached > 0
-    assert heard["turn"]["cached"] > 390 + 100 - 1 - block
+    assert heard["turn"]["cached"] > 200 + 48 - 1 - block
 
 
 def test_blocks_of_answers_are_those_of_a_dense_prompt(every_time: Any) -> None:
     """Keys, values and bounds of pages of what was drafted and verified, against the same text as a prompt."""
     kept = every_time[FEW["policy"], 4, "kept"]["kept"]
-    assert kept["blocks"] > 8 and kept["layers"] == kept["bounded"] + 2
+    assert kept["blocks"] > 4 and kept["layers"] == kept["bounded"] + 2
     assert kept["scale"] > 1
     assert kept["keys and values"] < 1e-4 * kept["scale"]
     assert kept["bounds"] < 1e-4 * kept["scale"]

@@ -77,21 +77,21 @@ POLICIES = (
     "dense",
     "streaming:budget=64",
     "quest:budget=64,page=16",
-    "quest:budget=64,page=16,heads=query",
+    "quest:budget=64,page=16,heads=query,min_pages=3,keep_last=false",
     "quest:budget=70,page=16",
     "resa:min_pages=2,ratio=0.05",
     "tidal:budget=64,reselect=7",
     "tidal:budget=64,reselect=7,heads=query",
     "tidal:rule=top_p,top_p=0.9,budget=128,reselect=7",
     "tidal:rule=top_p,top_p=1,budget=128,reselect=7",
-    "tidal:rule=threshold,threshold=0.01,budget=128,reselect=7",
-    "tidal:rule=ratio,ratio=0.1,reselect=7",
+    "tidal:rule=threshold,threshold=0.01,budget=128,reselect=7,sinks=4,window=16",
+    "lychee_decode:rule=ratio,ratio=0.1,roles=every:4",
     "less_is_more:budget=64,reselect=7",
     "lychee_decode:budget=64,roles=every:4",
     "lychee_decode:budget=64,page=16,roles=every:4",
     "exact_topk:budget=48",
     "composed:scorer=page_bounds,page=16,budget=64,roles={roles}",
-    "composed:scorer=exact,budget=64,roles=layers:2+6",
+    "composed:scorer=page_bounds,pooling=mass,budget=64",
     "streaming:budget=64 in fp8",
     "quest:budget=64,page=16 in fp8",
     "resa:min_pages=2,ratio=0.05 in fp8",
@@ -154,7 +154,7 @@ def test_taking_text_in_reads_nothing_on_the_host(engine: CudaEngine) -> None:
 @pytest.mark.parametrize("more", [1, 84])
 def test_an_index_of_chunks_is_never_read_on_the_host(more: int) -> None:
     """What is chosen is chosen without a look at the device, also in a step that cuts chunks and plants them."""
-    plan, layers = Policy.from_spec("lychee_cluster:budget=96").plan(SHAPE), range(LAYERS)
+    plan, layers = Policy.from_spec("lychee_cluster:form=paper,budget=96").plan(SHAPE), range(LAYERS)
     state = DecodeState(plan, Counters(LAYERS), exhaustive_is_dense=False)
     length = 300
     page = torch.randn(1, length + more, KV_HEADS, HEAD_DIM)

@@ -46,15 +46,15 @@ class HeadSettings:
     methods: str
     target_heads: int | None
     exact: bool
-    seeds: int
     steps: int
     lengths: tuple[int, int]
     budgets: str
+    drop_known: bool
 
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """Roles from one method and seed.
+    """Roles from one method.
 
     Attributes:
         values: of every head above the first layer with full attention, `[F - 1][Hkv]`, F being the number of those
@@ -64,7 +64,6 @@ class Found:
     """
 
     method: str
-    seed: int
     values: list[list[float]] | None
     roles: dict[str, str]
     trace: dict[str, list[Any]] | None = None
@@ -102,36 +101,42 @@ class HeadSearch:
             if (kind := held(log, "training.kind")) not in (None, DIRECT):
                 raise OutputError(f"{str(log)!r} is of {kind} gates, not {DIRECT}; choose another --output-dir")
         budgets = tuple(sorted(parse_budgets(settings.budgets)))
+        if settings.drop_known:
+            target.refuse_made()
         search = cls(settings, target, methods, count, budgets, target.problems())
         for method in methods:
-            _ = search.texts(method, 0)
+            _ = search.texts(method)
         return search
 
-    def texts(self, method: str, seed: int) -> Problems:
+    def texts(self, method: str) -> Problems:
         """What a method looks at; with a file of the user's the same as everywhere."""
         if method != DIRECT:
-            return self.target.problems(CHOOSING_HEADS + seed)
+            return self.target.problems(CHOOSING_HEADS)
         own = self.settings
-        return self.target.draw(TRAINING + seed, ASKED, own.lengths, own.steps, together=True)
+        return self.target.draw(TRAINING, ASKED, own.lengths, own.steps, together=True)
 
     @property
     def units(self) -> int:
         """Pieces of work of a whole run, as far as they are known before it."""
-        seeds, trained = self.settings.seeds, (DIRECT in self.methods) * self.settings.seeds
-        candidates = (trained + seeds * len(self.methods)) * len(self.budgets)
+        trained = DIRECT in self.methods
+        candidates = (trained + len(self.methods)) * len(self.budgets)
         return trained * self.settings.steps + len(self.problems) * (1 + candidates)
 
     def run(self, advance: Callable[[str], None]) -> dict[str, Any]:
-        """Find roles by every method and seed, score them, write results, roles and recipe."""
+        """Find roles by every method, score them, write results, roles and recipe."""
         model = self.target.subject.load()
+        if not self.settings.drop_known:
+            return self._run(model, advance)
+        target = self.target.without_known(model)
+        return replace(self, target=target, problems=target.problems())._run(model, advance)
+
+    def _run(self, model: Any, advance: Callable[[str], None]) -> dict[str, Any]:
         shape = shape_of_model(model)
         earlier = self.target.earlier(shape)
         self._refuse_unanswered(model)
-        seeds = range(self.settings.seeds)
-        found = [self.find(model, method, seed, advance) for method in self.methods for seed in seeds]
-        roles = {(one.method, one.seed, name): text for one in found for name, text in one.roles.items()}
-        # What goes into the recipe is the first method's first seed.
-        first = found[0]
+        found = [self.find(model, method, advance) for method in self.methods]
+        roles = {(one.method, name): text for one in found for name, text in one.roles.items()}
+        first = found[0]  # what goes into the recipe
         kind = "exact" if self.settings.exact or "threshold" not in first.roles else "threshold"
         chosen = first.roles[kind]
         with self.target.sweep(model, self.problems) as sweep:
@@ -140,9 +145,9 @@ class HeadSearch:
             specs = dict(zip(pairs, (Policy.create("lychee_decode", each).to_spec() for each in options), strict=True))
             sweep.run(["dense", *dict.fromkeys(specs.values())], advance)
             rows = [
-                {"method": method, "seed": seed, "roles": name, "heads": retrieving(text, shape), "list": text,
+                {"method": method, "roles": name, "heads": retrieving(text, shape), "list": text,
                  "budget": budget, **sweep.outcome(specs[text, budget]).to_dict()}
-                for (method, seed, name), text in roles.items() for budget in self.budgets
+                for (method, name), text in roles.items() for budget in self.budgets
             ]  # fmt: skip
             dense, best = sweep.outcome("dense"), sweep.outcome(specs[chosen, self.budgets[-1]])
         results = {
@@ -153,7 +158,7 @@ class HeadSearch:
             "found": [asdict(one) for one in found],
             "rows": rows,
             "chosen": chosen,
-            "chosen_of": {"method": first.method, "seed": first.seed, "roles": kind},
+            "chosen_of": {"method": first.method, "roles": kind},
         }
         written = self.target.write_results(RESULTS, results)
         self._write(written, dense, best, earlier)
@@ -165,30 +170,29 @@ class HeadSearch:
         answers = [one for problem in probed for one in Reading(model, problem).observe().right]
         self.target.refuse_unanswered(sum(answers), len(answers), "no head can be told from another")
 
-    def find(self, model: Any, method: str, seed: int, advance: Callable[[str], None]) -> Found:
-        """The roles that one method finds from one seed; a finished training is read from the folder."""
+    def find(self, model: Any, method: str, advance: Callable[[str], None]) -> Found:
+        """The roles that one method finds; a finished training is read from the folder."""
         settings, target, shape = self.settings, self.target, self.target.subject.shape
         wanted, above = self.count - shape.kv_heads, (len(shape.full_layers) - 1, shape.kv_heads)
         if method != DIRECT:
-            rng = numpy.random.default_rng([target.settings.seed, seed])
+            rng = numpy.random.default_rng(target.settings.seed)
             scored = method == SCORE
-            values = self._scores(model, seed)[1:] if scored else rng.random(above)
+            values = self._scores(model)[1:] if scored else rng.random(above)
             roles = {"exact": head_list(best_heads(values, wanted), shape)}
-            return Found(method, seed, values.tolist() if scored else None, roles)
-        # Of the common settings only those that training depends on: scoring may change without it.
-        about = {name: target.about()[name] for name in ("model", "weights", "task", "texts_of", "seed", "dtype")}
-        about |= {"lengths": list(settings.lengths), "asked": ASKED}
-        recipe, gates = Training(wanted, settings.steps, seed=seed), DirectGates(above, model.device)
-        folder = target.settings.output_dir / "training" / f"{method}-{seed}"
-        training = HeadTraining(model, self.texts(method, seed), recipe, folder, about, gates)
+            return Found(method, values.tolist() if scored else None, roles)
+        about = target.training_about() | {"lengths": list(settings.lengths), "asked": ASKED}
+        recipe, gates = Training(wanted, settings.steps), DirectGates(above, model.device)
+        # Named as by earlier versions, which could train it more than once.
+        folder = target.settings.output_dir / "training" / f"{method}-0"
+        training = HeadTraining(model, self.texts(method), recipe, folder, about, gates)
         training.run(advance)
         values = gates.mean().cpu().numpy()
         roles = {name: head_list(mask, shape) for name, mask in masks(values, wanted).items()}
-        return Found(method, seed, values.tolist(), roles, training.trace())
+        return Found(method, values.tolist(), roles, training.trace())
 
-    def _scores(self, model: Any, seed: int) -> Array:
+    def _scores(self, model: Any) -> Array:
         """Retrieval score `[F, Hkv]` of one dense pass: the best query head of a group counts (Wu et al., 2025)."""
-        shape, problems = self.target.subject.shape, self.texts(SCORE, seed)
+        shape, problems = self.target.subject.shape, self.texts(SCORE)
         total, steps = numpy.zeros((shape.layers, shape.query_heads)), 0
         for number in range(min(len(problems), SCORED_TEXTS)):
             problem = problems[number]

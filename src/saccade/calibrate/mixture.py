@@ -26,6 +26,7 @@ from ..eval.snapshot import Snapshot
 from ..kernels._softmax import capped
 from ..kernels.topk.api import topk_and_last
 from ..selection.rules import Ratio
+from ..selection.rules.framed import keep_frame
 
 
 def _no_mask(*args: Any, **kwargs: Any) -> None:
@@ -153,7 +154,12 @@ class Mixture:
             return Text(layers, cache, Snapshot.of(cache, self._shape.full_layers)) if self._mixed else Text(layers)
 
     def logits(self, text: Text, tokens: Tensor, places: Tensor, gates: Tensor | None) -> Tensor:
-        """Logits `[N, V]`, float32, behind places (int64 `[N]`) of tokens (int64 `[n]`) that follow what `read` gave.
+        """Logits `[N, V]`, float32, behind places (int64 `[N]`) of tokens that follow a text; see `follow`."""
+        logits: Tensor = self.follow(text, tokens, gates, logits_to_keep=places).logits[0]
+        return logits.float()
+
+    def follow(self, text: Text, tokens: Tensor, gates: Tensor | None, **asked: Any) -> Any:
+        """What the model gives for tokens (int64 `[n]`) that follow what `read` gave; `asked` is passed on to it.
 
         `gates`: `[F - 1, Hkv]` of the layers with full attention above the first; None: every head dense.
         """
@@ -168,11 +174,9 @@ class Mixture:
         inputs = {"position_ids": positions, **cached(self._model, cache), "use_cache": cache is not None}
         self._model.set_attn_implementation(self._name)
         try:
-            output = self._model(tokens[None], logits_to_keep=places, **inputs)
+            return self._model(tokens[None], **asked, **inputs)
         finally:
             self._model.set_attn_implementation(stock)
-        logits: Tensor = output.logits[0]
-        return logits.float()
 
 
 def _attention(
@@ -238,15 +242,16 @@ def _scores(q: Tensor, keys: Tensor, key: Tensor) -> Tensor:
 def _choose(q: Tensor, keys: Tensor, key: Tensor, kept: float) -> Tensor:
     """The best `kept` of what each new token sees, by its group's mean score; bool `[Hkv, n, T + n]`.
 
-    As at inference: the share is exact in decimals and rounded up, the current token always among them, ties go to the
-    lower position.
+    As at inference: the share is exact in decimals and rounded up, the current token, sinks and a window always among
+    them, ties go to the lower position.
     """
     scores, rule = _scores(q.float().mean(1, keepdim=True), keys, key)[:, 0], Ratio(kept)
     heads, new, seen = scores.shape
     lengths = torch.arange(seen - new + 1, seen + 1, dtype=torch.int32, device=q.device)
-    most = rule.size(seen, 1)
+    most, sizes = rule.size(seen, 1), rule.share.of_each(lengths)
+    keep_frame(scores.transpose(0, 1), lengths, sizes)
     if not scores.is_cpu:  # kernels there are made for the few rows of a step, and compiled anew as lengths change
-        return best_of_each(scores, rule.share.of_each(lengths), rule.size(seen - new + 1, 1), most)
+        return best_of_each(scores, sizes, rule.size(seen - new + 1, 1), most)
     ids, _ = topk_and_last(scores.transpose(0, 1), lengths, most - 1, 1, share=rule.share)
     chosen = torch.zeros((new, heads, seen + 1), dtype=torch.bool, device="cpu")
     chosen.scatter_(2, ids.long() % (seen + 1), value=True)  # -1, which is none, falls behind the last token

@@ -58,10 +58,15 @@ class TargetSettings:
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """Settings that passed every check."""
+    """Settings that passed every check.
+
+    Attributes:
+        left: what `without_known` has left of a file of the user's.
+    """
 
     settings: TargetSettings
     subject: Subject
+    left: FileProblems | None = None
 
     @classmethod
     def check(cls, settings: TargetSettings) -> Target:
@@ -93,11 +98,23 @@ class Target:
 
         `seed` is which of the seeds apart from each other. Raises a DocumentError for what does not fit the model.
         """
+        if self.left is not None:
+            return self.left
         tokenizer, positions, task = self.subject.tokenizer, self.subject.positions, self.settings.task
         if self.from_file:
             return FileProblems(tokenizer, Path(task), positions=positions, together=together)
         start = self.settings.seed + SEEDS_APART * seed
         return NeedleProblems(tokenizer, task, lengths, count, asked, start, positions, together)
+
+    def without_known(self, model: Any) -> Target:
+        """Of a file of the user's, the questions alone that need their text; see `FileProblems.without_known`."""
+        path, positions = Path(self.settings.task), self.subject.positions
+        return replace(self, left=FileProblems(self.subject.tokenizer, path, positions=positions).without_known(model))
+
+    def refuse_made(self) -> None:
+        """Raise a SaccadeError unless the task is a file: facts that are made up cannot be known beforehand."""
+        if not self.from_file:
+            raise SaccadeError(f"--drop-known is not valid with --task {self.settings.task}, which is no file")
 
     def about(self) -> dict[str, Any]:
         """What results depend on, JSON-ready; neither where they are written nor how many threads made them."""
@@ -107,9 +124,15 @@ class Target:
             "model": source.name if source.bundled else source.location,
             "weights": self.subject.shape.weights,
             **({"texts_of": self._texts_of()} if settings.task else {}),
+            **({"drop_known": True} if self.left is not None else {}),
             **{name: getattr(settings, name) for name in asked},
             "dtype": self.subject.dtype_name,
         }
+
+    def training_about(self) -> dict[str, Any]:
+        """Of `about` what a training depends on: scoring may change without it."""
+        scoring = ("context", "questions")
+        return {name: value for name, value in self.about().items() if name not in scoring}
 
     def _texts_of(self) -> str:
         """Which texts a task has: the Python whose library they are, or a hash of the user's file."""

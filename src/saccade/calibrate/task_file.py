@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from copy import copy
+from dataclasses import replace
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -19,6 +21,7 @@ from ..eval.benchmark import (
     refuse_half_characters,
 )
 from ..eval.tokens import TokenizedText, encode
+from .asking import Reading
 from .problems import Ask, Problem, refuse_too_long
 
 KEYS = ("context", "question", "answer")
@@ -42,9 +45,9 @@ class FileProblems:
         rows = read_rows(path)
         benchmark = is_benchmark(rows)
         checked = benchmark_rows(rows, scored=False) if benchmark else [_checked(name, row) for name, row in rows]
-        self._problems = [
-            _problem(tokenizer, text, asked, benchmark=benchmark) for text, asked in by_context(checked).items()
-        ]
+        texts = by_context(checked)
+        self._problems = [_problem(tokenizer, text, rows, benchmark=benchmark) for text, rows in texts.items()]
+        self._blind = [_problem(tokenizer, "", rows, benchmark=benchmark) for rows in texts.values()]
         for number, problem in enumerate(self._problems):
             name = f"task file {str(path)!r}, text {number + 1}"
             refuse_too_long(problem.positions(together=together), positions, name)
@@ -53,6 +56,22 @@ class FileProblems:
     def median_length(self) -> int:
         """Tokens of the texts, their median."""
         return int(median(len(problem.tokens) for problem in self._problems))
+
+    def without_known(self, model: Any) -> FileProblems:
+        """The questions alone that dense attention does not answer when their text is left out.
+
+        Raises:
+            DocumentError: there are none.
+        """
+        kept = copy(self)
+        kept._problems = []
+        for problem, blind in zip(self._problems, self._blind, strict=True):
+            pairs = zip(problem.asks, blind.asks, strict=True)
+            asks = tuple(ask for ask, alone in pairs if not _known(model, blind.tokens, alone))
+            kept._problems += [replace(problem, asks=asks)] if asks else []
+        if not kept._problems:
+            raise DocumentError(f"task file {str(self._path)!r}: dense attention answers all of it without the texts")
+        return kept
 
     def refuse_uneven(self) -> None:
         """Raise a DocumentError naming two texts that are not asked equally often, as statistics over texts suppose."""
@@ -84,6 +103,13 @@ def _problem(tokenizer: Any, text: str, rows: list[BenchmarkRow], *, benchmark: 
         prompt = encode(tokenizer, row.question + after + row.answer_prefix)
         asks.append(Ask(prompt, encode(tokenizer, f" {answer}"), gold))
     return Problem(encode(tokenizer, begun) if whole else held.tokens, tuple(asks))
+
+
+def _known(model: Any, begun: tuple[int, ...], ask: Ask) -> bool:
+    """Whether dense attention answers a question behind what any text begins with."""
+    # What is read first must be a token at least, and some models begin a text with none.
+    alone = Problem((*begun, *ask.prompt[:-1]), (replace(ask, prompt=ask.prompt[-1:], gold=None),))
+    return Reading(model, alone, 1).observe().right[0]
 
 
 def _checked(name: str, row: Mapping[str, Any]) -> BenchmarkRow:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy
 import torch
@@ -18,7 +18,7 @@ from ..eval.output import check_folder
 from ..files import replace_bytes
 from .gates import Gates
 from .ledger import Ledger
-from .mixture import Mixture
+from .mixture import Mixture, Text
 from .problems import Problem, Problems
 
 CHECKPOINT = "checkpoint.safetensors"
@@ -58,9 +58,14 @@ class HeadTraining:
         about: what else the training depends on, JSON-ready.
         gates: what is trained, at its beginning.
 
+    Attributes:
+        counted: names of the numbers that a training which goes on needs, beside gates and moments.
+
     Raises:
         OutputError: a folder of another training, or one that cannot be written.
     """
+
+    counted: ClassVar[tuple[str, ...]] = ("step", "multiplier")
 
     def __init__(
         self, model: Any, problems: Problems, training: Training, folder: Path, about: dict[str, Any], gates: Gates
@@ -118,18 +123,26 @@ class HeadTraining:
     def _train(self, mixture: Mixture, problem: Problem) -> float:
         """One step of equation 7; returns the distillation loss."""
         ids, at = (torch.tensor(values, device=self._model.device) for values in _targets(problem))
-        context = mixture.read(problem.tokens)
-        with torch.no_grad():
-            wanted = mixture.logits(context, ids, at, None)
-        loss = (mixture.logits(context, ids, at, self.gates.sample(self.step)) - wanted).square().sum()
+        loss = self.distance(mixture, mixture.read(problem.tokens), ids, at)
         excess = self.gates.expected_l0() - self.training.target
         torch.autograd.backward(self.lagrangian(loss, excess))
+        self._optimiser.param_groups[0]["lr"] = self.rate()
         self._optimiser.step()
         self._optimiser.zero_grad(set_to_none=True)
         self.gates.project()
         self.climb(float(excess.detach()))
         self.step += 1
         return float(loss.detach())
+
+    def distance(self, mixture: Mixture, text: Text, ids: Tensor, at: Tensor) -> Tensor:
+        """How far the student is from the teacher at places of the tokens behind a text (equation 6)."""
+        with torch.no_grad():
+            wanted = mixture.logits(text, ids, at, None)
+        return (mixture.logits(text, ids, at, self.gates.sample(self.step)) - wanted).square().sum()
+
+    def rate(self) -> float:
+        """Learning rate of the step at hand."""
+        return self.training.rate
 
     def lagrangian(self, loss: Tensor, excess: Tensor) -> Tensor:
         """What the gates lower (equation 7)."""
@@ -147,8 +160,7 @@ class HeadTraining:
 
     def _save(self) -> None:
         """Write the checkpoint, whole or not at all."""
-        counted = {"step": self.step, "multiplier": self.multiplier}
-        tensors = {name: torch.tensor(one, dtype=torch.float64, device="cpu") for name, one in counted.items()}
+        tensors = {name: torch.tensor(getattr(self, name), dtype=torch.float64, device="cpu") for name in self.counted}
         for name, parameter in self.gates.parameters.items():
             moments = {f"{name}.{key}": value for key, value in self._optimiser.state[parameter].items()}
             tensors |= {name: parameter.detach(), **moments}
@@ -160,7 +172,8 @@ class HeadTraining:
             return
         try:
             tensors = load_file(path)
-            self.step, self.multiplier = int(tensors["step"]), float(tensors["multiplier"])
+            for name in self.counted:
+                setattr(self, name, type(getattr(self, name))(tensors[name]))
             for name, parameter in self.gates.parameters.items():
                 saved = tensors[name]
                 if saved.shape != parameter.shape or not bool(saved.isfinite().all()):

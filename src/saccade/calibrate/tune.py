@@ -19,7 +19,7 @@ from ..checkpoints.shape import shape_of_model
 from ..checkpoints.traffic import state_bytes, weights_read
 from ..errors import SaccadeError
 from ..eval.benchmark import SUFFIXES
-from ..eval.entry import parse_budgets
+from ..eval.entry import parse_budgets, terms_of
 from ..eval.workers import workers_for
 from ..methods.policy import Policy
 from ..plans.cost import cost_of
@@ -290,6 +290,8 @@ class Tuning:
         verdicts, walked = {spec: judge(one, self.wanted) for spec, one in told.items()}, walk(going, told, self.wanted)
         kept = [spec for spec, verdict in walked.items() if verdict.passed]
 
+        shape = self.target.subject.shape
+
         def status(spec: str) -> str:
             if spec in walked:
                 return "kept" if walked[spec].passed else "failed"
@@ -310,7 +312,7 @@ class Tuning:
             "best_shown": most,
             "rows": [
                 {"family": family, "spec": spec, "bytes": costs[spec], "searched": searched[spec], **verdict(spec)}
-                | {"status": status(spec)}
+                | {"status": status(spec), **terms_of(Policy.from_spec(spec), shape, self.target.settings.context)}
                 for family, ladder in ladders.items()
                 for spec in ladder
             ],

@@ -11,8 +11,7 @@ import typer
 
 from ..errors import SaccadeError
 from . import options
-from .group import need_eval
-from .options import Device, JsonFile, Picture, RandomDtype, Shape, count, words
+from .options import Device, JsonFile, RandomDtype, Shape, count, words
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -43,7 +42,6 @@ def decode(
     dtype: RandomDtype = "bfloat16",
     device: Device = "auto",
     json: JsonFile = None,
-    picture: Picture = None,
 ) -> None:
     """Time one decoded token on a cache of random keys, without prefill: dense decoders and policies in turns.
 
@@ -55,25 +53,14 @@ def decode(
 
       saccade bench decode --context 0,32768,131072 --threads 1 --policy tidal --policy quest --json bench.json
     """
-    if picture is not None:
-        need_eval("saccade bench decode --picture")
     from ..bench.decode import BenchJob, BenchSettings
-    from ..eval.output import check_file
-    from ..files import replace_text
     from ..report.timings import decode_table
     from .terminal import quiet_libraries, time_and_show
 
     quiet_libraries()
     settings = BenchSettings(shape, context, batch, threads, dtype, device, policy, budget, steps, baseline or ())
     # A command line that has more baselines hands them in, made when they are needed.
-    job = BenchJob.check(settings, called.obj() if called.obj else ())
-    if picture is not None:
-        check_file(picture)
-    results = time_and_show(job, decode_table, json)
-    if picture is not None:
-        from ..report.decode import decode_picture
-
-        replace_text(picture, decode_picture(results))
+    time_and_show(BenchJob.check(settings, called.obj() if called.obj else ()), decode_table, json)
 
 
 @bench.command()

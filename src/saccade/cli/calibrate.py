@@ -84,16 +84,18 @@ def heads(
         words(
             "NAME,NAME",
             "direct: a gate per head, trained by distillation; score: copying in one dense pass; random. The first "
-            "one's first seed goes into the recipe, the others are compared with it.",
+            "one's go into the recipe, the others are compared with it.",
         ),
     ] = "direct",
     exact: Annotated[
         bool, flag("--exact", "Keep exactly --target-heads heads, the best; not those whose gate exceeds 0.5.")
     ] = False,
-    seeds: Annotated[int, count("Runs of every method.", maximum=100)] = 1,
     steps: Annotated[int, count("Training steps, one text each.")] = 3000,
     lengths: Annotated[str, words("N,N", "Shortest and longest text of training, in tokens.")] = "1024,10240",
     task: options.Task = "passkey",
+    drop_known: Annotated[
+        bool, flag("--drop-known", "Of a file, leave out questions that dense attention answers without their text.")
+    ] = False,
     context: options.Context = 4096,
     budgets: options.Budgets = "64,256,1024",
     questions: options.Questions = 144,
@@ -122,7 +124,9 @@ def heads(
 
     quiet_libraries()
     shared = TargetSettings(model, task, context, questions, output_dir, recipe, device, dtype, seed, threads)
-    settings = HeadSettings(shared, method, target_heads, exact, seeds, steps, shortest_and_longest(lengths), budgets)
+    settings = HeadSettings(
+        shared, method, target_heads, exact, steps, shortest_and_longest(lengths), budgets, drop_known
+    )  # fmt: skip
     run_and_show(HeadSearch.check(settings), head_table, head_report)
 
 

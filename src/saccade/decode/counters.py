@@ -28,6 +28,7 @@ class Usage:
         counts: int32 `[B, G]`, units in the heads' sets; None: all tokens.
         unit: tokens of a unit.
         overflowed: bool `[B, G]`, as of a `Selection`.
+        last: bool `[B, G]`, whether a set holds the current token's unit; None: all do.
     """
 
     layer: int
@@ -36,6 +37,7 @@ class Usage:
     counts: Tensor | None = None
     unit: int = 1
     overflowed: Tensor | None = None
+    last: Tensor | None = None
 
 
 class Counters:
@@ -115,7 +117,8 @@ def _alike(usage: Usage) -> tuple[int, ...]:
     """Equal for usages of the same rows whose sets have one shape."""
     if usage.counts is None:
         return id(usage.rows), 0
-    return id(usage.rows), 1 + (usage.overflowed is not None), usage.counts.shape[1], usage.unit
+    noted = 1 + (usage.overflowed is not None) + 2 * (usage.last is not None)
+    return id(usage.rows), noted, usage.counts.shape[1], usage.unit
 
 
 def _totals(usages: list[Usage]) -> Tensor:
@@ -129,7 +132,9 @@ def _totals(usages: list[Usage]) -> Tensor:
     tokens = torch.stack(counts).float().mean(-1) if counts else sizes[None]
     if unit > 1:
         # Only the page of the current token can be partial.
-        tokens = tokens * unit - (-lengths).remainder(unit)
+        partial = [usage.last for usage in usages if usage.last is not None]
+        missing = (-lengths).remainder(unit)
+        tokens = tokens * unit - (missing * torch.stack(partial).float().mean(-1) if partial else missing)
     overflow = torch.stack(overflows).float().mean(-1) if overflows else torch.zeros_like(tokens)
     shares = tokens / sizes.clamp(min=1)
     each = torch.stack((tokens, shares, overflow, torch.ones_like(tokens)), dim=-1)

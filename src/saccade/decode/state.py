@@ -137,13 +137,20 @@ class DecodeState:
         for span in spans[layer]:
             everything = not sparse or span.role.attends_to_all
             selection = None if everything else self.rolling(position).read(span, kv_heads, kv.rows)
-            sets = () if selection is None else (selection.counts, selection.unit, selection.overflowed)
+            sets = () if selection is None else self._counted(selection, kv.rows)
             self._usages.append(Usage(layer, (span.stop - span.start) / kv_heads, kv.rows, *sets))
             for observer in self.observers:
                 first, last = span.start * group, span.stop * group
                 seen = q[:, first:last], kv.heads(span.start, span.stop), selection, softmax.heads(first, last)
                 observer.observe(layer, span, *seen)
         self._end(layer)
+
+    def _counted(self, selection: Selection, rows: Rows) -> tuple[Tensor, int, Tensor | None, Tensor | None]:
+        """What `Usage` wants to know of sets; whether they hold the current unit only where it may be left out."""
+        counts, unit, last = selection.counts, selection.unit, None
+        if unit > 1 and self.plan.selector is not None and self.plan.selector.granule != unit:
+            last = (selection.ids == (rows.units(unit) - 1)[:, None, None]).any(dim=-1)
+        return counts, unit, selection.overflowed, last
 
     def passed(self, layer: int, rows: Rows) -> None:
         """Note that all heads of a layer attend to all tokens, which somebody else computes."""

@@ -16,6 +16,7 @@ from ..checkpoints.shape import shape_of
 from ..decode.stats import RunStats
 from ..methods.policy import Policy
 from .context import Context, Question
+from .entry import terms_of
 from .folder import GAZE, RECALL, SAMPLES, ResultsFolder
 from .gaze import GazeObserver
 from .reader import NEVER, Reader, rows_that_fit
@@ -104,7 +105,8 @@ class Comparison:
         """One row per policy, as `results.json` holds them."""
         dense = self.tallies[0].seconds
         baseline = median(dense) if dense else None
-        return [tally.row(baseline) for tally in self.tallies]
+        shape, longest = shape_of(self.model.config), max(len(context.tokens) for context in self.contexts)
+        return [tally.row(baseline) | terms_of(tally.policy, shape, longest) for tally in self.tallies]
 
     def _quality(self, reader: Reader, number: int, context: Context, advance: Callable[[str], None]) -> None:
         """The quality pass over one context; nothing is timed, so policies are shared out among idle cores."""

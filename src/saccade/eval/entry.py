@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from typing import Any
 
 from ..adapters.hf.support import against_rewinding
 from ..checkpoints.load import ModelSource
@@ -11,9 +12,11 @@ from ..methods.method import Known
 from ..methods.options import DEFAULT_BUDGET
 from ..methods.policy import Policy
 from ..methods.registry import policies as registered
+from ..plans.cost import cache_read
 from ..recipes.kept import already_found
 from ..recipes.recipe import Recipe
 from ..recipes.resolve import beside, resolve_all
+from ..types import ModelShape, Role
 from .output import whole_numbers
 
 BASELINE = "dense"
@@ -77,6 +80,18 @@ def usual_policies(
     usual = {name: table[name].usual(known(recipe)) for name in names}
     notes = tuple(f"{name}: {one.note}" for name, one in usual.items() if one.note is not None)
     return tuple(Policy.create(name, one.options) for name, one in usual.items()), notes
+
+
+def terms_of(policy: Policy, shape: ModelShape, context: int) -> dict[str, Any]:
+    """On which terms a policy is compared: what its sets hold in any case, its dense layers, what it reads.
+
+    `frame`: first and last tokens, None where its index decides; `cache_read`: of the cache, with index and dense
+    passes, over what dense attention reads.
+    """
+    plan = policy.plan(shape)
+    frame = None if plan.selector is None else plan.selector.frame(context)
+    dense = sum(not any(role is not Role.DENSE for role in plan.roles.layers[layer]) for layer in shape.full_layers)
+    return {"frame": frame, "dense_layers": dense, "cache_read": cache_read(plan, policy.rectify, shape, context)}
 
 
 def parse_budgets(text: str) -> tuple[int, ...]:

@@ -48,22 +48,6 @@ class ClusterTree:
     def nbytes(self) -> int:
         return sum(tensor.nbytes for tensor in self.tensors().values())
 
-    @property
-    def stored_heads(self) -> int:
-        """How many heads a slot has in memory: a tree of some heads is a view of one of all."""
-        slots, heads, clusters = self.radii.shape
-        return heads if slots == 1 else self.radii.stride(0) // clusters
-
-    def apart(self) -> str | None:
-        """A tensor that is neither contiguous nor some heads of one that is."""
-        for name, tensor in self.tensors().items():
-            step = 1
-            for dim in reversed(range(tensor.dim())):
-                if tensor.shape[dim] > 1 and tensor.stride(dim) != step:
-                    return f"{name} {list(tensor.shape)} has strides {tensor.stride()}"
-                step *= self.stored_heads if dim == 1 and tensor.dim() > 2 else tensor.shape[dim]
-        return None
-
     def tensors(self) -> dict[str, Tensor]:
         return dict(zip(_NAMES, _values(self), strict=True))
 

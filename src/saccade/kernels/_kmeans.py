@@ -53,9 +53,14 @@ def refill(labels: Tensor, own: Tensor, present: Tensor) -> Tensor:
 
 
 def averaged(vectors: Tensor, labels: Tensor, old: Tensor) -> Tensor:
-    """Normalised sums of each cluster's members `[H, L, d]`; `old` where the sum is zero. No atomics: sorted sums."""
+    """Normalised sums of each cluster's members `[H, L, d]`; `old` where the sum is zero."""
+    sums, _ = member_sums(vectors, labels, old.shape[1])
+    return normalised(sums, old)
+
+
+def member_sums(vectors: Tensor, labels: Tensor, clusters: int) -> tuple[Tensor, Tensor]:
+    """Sums `[H, L, d]` and numbers int64 `[H, L]` of the vectors with each label. No atomics: sorted sums."""
     heads, count, head_dim = vectors.shape
-    clusters = old.shape[1]
     ranked, order = labels.sort(dim=1, stable=True)
     numbers = torch.arange(clusters + 2, device=labels.device).expand(heads, -1).contiguous()
     # Vectors with label L, which are none, are one more segment.
@@ -63,7 +68,7 @@ def averaged(vectors: Tensor, labels: Tensor, old: Tensor) -> Tensor:
     rows = order + torch.arange(0, heads * count, count, device=labels.device)[:, None]
     members = vectors.reshape(-1, head_dim).index_select(0, rows.flatten())
     sums = torch.segment_reduce(members, "sum", lengths=sizes.flatten(), axis=0, initial=0.0, unsafe=True)
-    return normalised(sums.view(heads, clusters + 1, head_dim)[:, :clusters], old)
+    return sums.view(heads, clusters + 1, head_dim)[:, :clusters], sizes[:, :clusters]
 
 
 def normalised(vectors: Tensor, otherwise: Tensor) -> Tensor:

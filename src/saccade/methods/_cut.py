@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
-from ..selection.rules import Ratio, Threshold, TopK, TopP
+from ..selection.rules import Framed, Ratio, Threshold, TopK, TopP
+from ..selection.rules.framed import FrameableRule, units_of
 from ..selection.selector import Rule
-from .options import DEFAULT_BUDGET, AtLeastOne, Number, Options, Share
+from .options import DEFAULT_BUDGET, AtLeastOne, Number, Options, Share, Sinks, Window
 
 VALUES = {"top_p": "0 < top_p <= 1", "threshold": "0 < threshold < 1", "ratio": "0 < ratio <= 1"}
 """Rules that need a value; it is given by the option of the same name."""
@@ -27,6 +28,10 @@ class CutOptions(Options):
     """rule=threshold: probability that a token must exceed"""
     ratio: Share | None = None
     """rule=ratio: share of the row that is kept"""
+    sinks: Sinks | None = None
+    """first tokens that are in every set, inside the budget; not given: none"""
+    window: Window | None = None
+    """last tokens that are in every set, inside the budget; not given: the current one"""
 
     @property
     def budgeted(self) -> bool:
@@ -39,15 +44,37 @@ class CutOptions(Options):
         return self.budget
 
     @property
+    def unit(self) -> int:
+        """Tokens of a page that the rule chooses among."""
+        return 1
+
+    @property
+    def frame(self) -> tuple[int, int]:
+        """Sinks and window, in tokens."""
+        return self.sinks or 0, self.window or 0
+
+    @property
     def cut(self) -> Rule:
         """The rule."""
+        rule = self.framed_rule
+        return Framed(rule, *self.frame) if any(self.frame) else rule
+
+    @property
+    def framed_rule(self) -> FrameableRule:
+        """The rule without its frame, which the smallest set of a ratio holds."""
         if self.top_p is not None:
             return TopP(self.top_p, buffer=self.tokens)
         if self.threshold is not None:
             return Threshold(self.threshold, buffer=self.tokens)
         if self.ratio is not None:
-            return Ratio(self.ratio)
+            return Ratio(self.ratio, minimum=self.frame_units)
         return TopK(self.tokens)
+
+    @property
+    def frame_units(self) -> int:
+        """Pages that sinks and window take, the current one included."""
+        sinks, window = self.frame
+        return units_of(sinks, self.unit) + max(units_of(window, self.unit), 1)
 
     def model_post_init(self, context: object, /) -> None:
         """Refuse a rule without its value, the value of another rule, and a budget that no rule uses; once, at birth.
@@ -73,15 +100,17 @@ class CutOptions(Options):
         else:
             self.model_fields_set.discard("budget")
 
-    def check_page(self, page: int) -> None:
-        """Refuse pages that the rule cannot choose among.
-
-        Raises:
-            ValueError: one line for `PolicyError`.
-        """
+    @model_validator(mode="after")
+    def _holds_what_it_keeps(self) -> CutOptions:
+        """Refuse pages that the rule cannot choose among, and a budget that does not hold what is always kept."""
+        page = self.unit
         if page > 1 and self.rule in ("top_p", "threshold"):
             raise ValueError(
                 f"rule={self.rule} needs exact scores of single tokens: a page of {page} tokens has no probability"
             )
         if self.budgeted and self.tokens < page:
             raise ValueError(f"budget={self.budget} does not hold one page of {page}; the smallest is {page}")
+        if self.budgeted and self.tokens // page < self.frame_units:
+            told = "does not hold sinks={} and window={}".format(*self.frame)
+            raise ValueError(f"budget={self.budget} {told}; the smallest is {self.frame_units * page}")
+        return self

@@ -5,66 +5,46 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Annotated, Literal
 
-from pydantic import Field
-
 from ..plans.plan import Plan, dense_unless_told, layer_roles
-from ..selection.clusters.selector import ClusterSelector
+from ..selection.mass import MassSelector
 from ..selection.rules import RankUnion, Ratio
+from ..selection.rules.framed import FrameableRule, units_of
 from ..selection.scorers.exact import ExactScorer
 from ..selection.scorers.page_bounds import PageBoundScorer
 from ..selection.selector import Rule, ScoredSelector, Selector
-from ..types import HeadGrouping, ModelShape
+from ..types import HeadGrouping, ModelShape, Pooling
 from ._cut import CutOptions
 from ._roles import roles_of
 from .method import Method
 from .options import AtLeastOne, DenseLayers, Page, Recent, RectifyField, Roles, Sinks, moved
 
-CLUSTER = {"chunking", "chunk_min", "chunk_max", "cluster_size"}
 OWNERS = {
-    **dict.fromkeys(("sinks", "recent"), ("rule", "rank_union")),
+    "recent": ("rule", "rank_union"),
     **dict.fromkeys(("min_pages", "local_pages"), ("rule", "ratio")),
-    **dict.fromkeys(("chunk_min", "chunk_max", "chunk_pooling", "cluster_size"), ("scorer", "cluster")),
 }
-"""Options that only one rule or one scorer understands."""
-CLUSTERED = (
-    ("rule", "top_k", "keeps whole chunks while they fit the budget"),
-    ("page", 1, "cuts chunks where the text breaks"),
-    ("heads", "kv", "searches with a group's mean query"),
-    ("pooling", "mean", "searches with a group's mean query"),
-)
-"""Options of which an index of chunks knows one value."""
+"""Options that only one rule understands."""
 
 
 class ComposedOptions(CutOptions):
     """Options of `composed`; an option that is not given takes what its scorer or rule is published with."""
 
-    scorer: Literal["exact", "page_bounds", "cluster"] = "exact"
-    """what tells promising tokens from the rest: exact q·k, min/max bounds of pages, or lychee_cluster's index"""
+    scorer: Annotated[Literal["exact", "page_bounds"], moved("cluster", "lychee_cluster:form=paper", "")] = "exact"
+    """what tells promising tokens from the rest: exact q·k, or min/max bounds of pages"""
     rule: Literal["top_k", "top_p", "threshold", "ratio", "rank_union"] = "top_k"  # type: ignore[assignment]  # one more
     """how scores become a set: as in the other policies, or LessIsMore's rank_union"""
     page: Page | None = None
     """tokens per selection page; not given: 1 with exact scores, 16 with page bounds"""
-    chunking: Literal["fixed", "text"] | None = None
-    """scorer=cluster: chunks of one length, or cut where the text breaks; not given: text"""
-    chunk_min: AtLeastOne | None = None
-    """scorer=cluster: fewest tokens of a chunk; not given: 8"""
-    chunk_max: AtLeastOne | None = None
-    """scorer=cluster: most tokens of a chunk; not given: 16"""
-    chunk_pooling: Literal["mean", "max"] | None = None
-    """scorer=cluster: how a chunk's keys become one (LycheeCluster, table 3); not given: mean"""
-    cluster_size: Annotated[AtLeastOne, Field(le=8)] | None = None
-    """scorer=cluster: chunks per fine cluster (LycheeCluster, appendix E); not given: 2"""
     heads: HeadGrouping | None = None
     """kv, query or all: how many sets a layer has; not given: all with rank_union, else kv"""
-    pooling: Annotated[Literal["max", "mean"] | None, moved("random", "random_head")] = None
-    """heads=kv: a group's largest score, or that of its mean query; not given: max"""
+    pooling: Annotated[Literal["max", "mean", "mass"] | None, moved("random", "random_head")] = None
+    """heads=kv: a group's largest score, that of its mean query, or the sum of its heads' softmax; not given: max"""
     roles: Roles = "select"
     """select: every layer after the dense ones; layers:2+5, every:N, heads:0+7.2: these publish; or a role file"""
     dense_layers: DenseLayers | None = None
     """how many first layers attend to everything; not given: 2, or 0 of roles=select beside layers of other kinds; with
     a role file or heads: what that says"""
     sinks: Sinks | None = None
-    """rule=rank_union: first tokens that are always attended to; not given: 4"""
+    """first tokens that are in every set, inside the budget; not given: 4 with rank_union, else none"""
     recent: Recent | None = None
     """rule=rank_union: share of the budget kept for sinks and recent tokens; not given: 0.25"""
     min_pages: AtLeastOne | None = None
@@ -82,49 +62,52 @@ class ComposedOptions(CutOptions):
         return self.heads or ("all" if self.rule == "rank_union" else "kv")
 
     @property
+    def frame(self) -> tuple[int, int]:
+        return (0, 0) if self.rule == "rank_union" else super().frame
+
+    @property
     def cut(self) -> Rule:
         if self.rule == "rank_union":
             sinks, recent = 4 if self.sinks is None else self.sinks, 0.25 if self.recent is None else self.recent
             return RankUnion(budget=self.tokens, sinks=sinks, recent=recent)
-        if self.ratio is not None:
-            return Ratio(self.ratio, minimum=self.min_pages or 1, local=self.local_pages or 1)
         return super().cut
 
     @property
+    def framed_rule(self) -> FrameableRule:
+        if self.ratio is not None:
+            minimum = max(self.min_pages or 1, self.frame_units)
+            return Ratio(self.ratio, minimum=minimum, local=self.local_pages or 1)
+        return super().framed_rule
+
+    @property
     def selector(self) -> Selector:
-        if self.scorer == "cluster":
-            given = self.model_dump(include=CLUSTER, exclude_none=True)
-            every = 0 if self.rectify is None else self.rectify.every
-            return ClusterSelector(budget=self.tokens, every=every, pooling=self.chunk_pooling or "mean", **given)
-        pooling = (self.pooling or "max") if self.grouping == "kv" else "each"
+        shared = (self.pooling or "max") if self.grouping == "kv" else "each"
+        pooling: Pooling = "each" if shared == "mass" else shared
         scorer = ExactScorer(pooling, self.unit) if self.scorer == "exact" else PageBoundScorer(self.unit, pooling)
-        return ScoredSelector(scorer, self.cut, self.grouping)
+        kind = MassSelector if shared == "mass" else ScoredSelector
+        return kind(scorer, self.cut, self.grouping)
 
     def model_post_init(self, context: object, /) -> None:
         """Refuse what makes no sense together; the first reason that there is."""
         super().model_post_init(context)
         for reason in self._reasons():
             raise ValueError(reason)
-        self.check_page(self.unit)
 
     def _reasons(self) -> Iterator[str]:
         rule, scorer, heads, pooling = self.rule, self.scorer, self.grouping, self.pooling
-        if self.chunking == "text" and scorer == "page_bounds":
-            yield "chunking=text needs scorer=cluster; with page bounds it is the method text_pages of `claims` now"
-        if self.chunking is not None and scorer == "exact":
-            yield f"chunking={self.chunking} needs scorer=cluster, not exact"
         for name, (option, owner) in OWNERS.items():
             value, held = getattr(self, name), getattr(self, option)
             if value is not None and held != owner:
                 yield f"{name}={value} belongs to {option}={owner}, but the {option} is {held}"
-        for name, fixed, why in CLUSTERED if scorer == "cluster" else ():
-            value = getattr(self, name)
-            if value not in (None, fixed):
-                yield f"{name}={value} does not fit scorer=cluster, which {why}: only {name}={fixed} does"
+        if self.window is not None and rule == "rank_union":
+            yield f"window={self.window} does not fit rule=rank_union, whose window is a share: recent"
         if scorer != "exact" and rule in ("top_p", "threshold"):
             yield f"rule={rule} needs scorer=exact: {scorer} gives upper bounds, which are no probabilities"
-        if rule == "rank_union" and (scorer != "exact" or self.unit != 1):
-            yield "rule=rank_union needs scorer=exact and page=1: it merges rankings of single tokens"
+        smallest = (units_of(4 if self.sinks is None else self.sinks, self.unit) + 2) * self.unit
+        if rule == "rank_union" and self.unit > 1 and self.tokens < smallest:
+            yield f"budget={self.budget} does not hold rank_union's pages of {self.unit}; the smallest is {smallest}"
+        if pooling == "mass" and rule in ("top_p", "threshold"):
+            yield f"pooling=mass does not fit rule={rule}, which makes a softmax of scores itself"
         if rule == "rank_union" and heads != "all":
             yield f"heads={heads} does not fit rule=rank_union, which makes one set for all heads"
         if rule != "rank_union" and heads == "all":

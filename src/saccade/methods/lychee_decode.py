@@ -6,23 +6,53 @@ from pydantic import model_validator
 
 from ..errors import PolicyError
 from ..plans.plan import Plan
+from ..selection.rules import Ratio
+from ..selection.rules.framed import FrameableRule, frame_of
 from ..selection.scorers.exact import ExactScorer
 from ..selection.selector import ScoredSelector
 from ..types import ModelShape, Role
 from ._cut import CutOptions
 from ._roles import roles_of
 from .method import Known, Method, Usual
-from .options import Page, RectifyField, Roles
+from .options import Page, RectifyField, Roles, Sinks, Window
 
 
 class LycheeDecodeOptions(CutOptions):
-    """Options of `lychee_decode`: sets per KV head by the group's mean query (section 3.2, appendix F)."""
+    """Options of `lychee_decode`: sets per KV head by the group's mean query (section 3.2, appendix F).
+
+    Sinks and window are those of the authors' code, in shares of the set so that small budgets stay legal.
+    """
 
     roles: Roles | None = None
     """role file; or heads:0+7.2, layer 0 and KV head 2 of layer 7 retrieve, others reuse; layers:0+7; every:N"""
     page: Page = 1
     """tokens per selection page: 1, or 64 as in the paper's speed path (section 4.3)"""
+    sinks: Sinks | None = None
+    """first tokens that are in every set, inside its size k; neither these nor a window given: min(128, k / 8) with
+    top_k and ratio, else none; sinks=0,window=0 is the paper's letter"""
+    window: Window | None = None
+    """last tokens that are in every set; neither these nor sinks given: min(256, k / 4) with top_k and ratio, else the
+    current one"""
     rectify: RectifyField = None
+
+    @property
+    def unit(self) -> int:
+        return self.page
+
+    @property
+    def unframed(self) -> bool:
+        """Whether nobody has named a frame, so that it is that of the authors' code."""
+        return self.sinks is self.window is None
+
+    @property
+    def frame(self) -> tuple[int, int]:
+        return frame_of(self.tokens, self.page) if self.unframed and self.rule == "top_k" else super().frame
+
+    @property
+    def framed_rule(self) -> FrameableRule:
+        if self.ratio is not None and self.unframed:
+            return Ratio(self.ratio, framed=True)
+        return super().framed_rule
 
     @model_validator(mode="after")
     def _fits(self) -> LycheeDecodeOptions:
@@ -31,7 +61,6 @@ class LycheeDecodeOptions(CutOptions):
                 "it needs a role file: make one with `saccade calibrate heads --model ...` "
                 "(or try roles=every:4, a stand-in that nobody calibrated)"
             )
-        self.check_page(self.page)
         return self
 
 

@@ -97,6 +97,7 @@ AtLeastOne = Annotated[int, Field(ge=1), BeforeValidator(_whole)]
 Budget = Annotated[Whole, Field(ge=1, description="tokens a sparse head attends to, the current one included")]
 Page = Annotated[Whole, Field(ge=1, description="tokens per selection page")]
 Sinks = Annotated[Whole, Field(ge=0, description="first tokens of the sequence that are always attended to")]
+Window = Annotated[Whole, Field(ge=0, description="last tokens that are always attended to, the current one included")]
 Number = BeforeValidator(_number)
 Share = Annotated[float, Field(gt=0, le=1, allow_inf_nan=False), Number]
 Recent = Annotated[
@@ -126,12 +127,12 @@ RectifyField = Annotated[
 OptionsT = TypeVar("OptionsT", bound=Options)
 
 
-def moved(value: str, method: str) -> BeforeValidator:
+def moved(value: str, method: str, where: str = " of `claims`") -> BeforeValidator:
     """Refuse what an option was once given for something that only claims ask for, and say where that is now."""
 
     def check(given: Any) -> Any:
         if given == value:
-            raise ValueError(f"it is the method {method} of `claims` now")
+            raise ValueError(f"it is the method {method}{where} now")
         return given
 
     return BeforeValidator(check)

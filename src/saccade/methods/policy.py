@@ -168,4 +168,6 @@ def policy(name: str, **options: Any) -> Policy:
 def _spec_value(value: Any) -> str:
     if value is None:
         return "none"
+    if isinstance(value, bool):
+        return str(value).lower()
     return "+".join(map(str, value)) if isinstance(value, tuple) else str(value)

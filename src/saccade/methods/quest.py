@@ -10,7 +10,7 @@ from ..selection.scorers.page_bounds import PageBoundScorer
 from ..selection.selector import ScoredSelector, pooling_of
 from ..types import ModelShape
 from .method import RECTIFIED, Method
-from .options import DEFAULT_BUDGET, Budget, FirstDense, Heads, Options, Page, RectifyField
+from .options import DEFAULT_BUDGET, AtLeastOne, Budget, FirstDense, Heads, Options, Page, RectifyField
 
 
 class QuestOptions(Options):
@@ -18,6 +18,10 @@ class QuestOptions(Options):
 
     budget: Budget = DEFAULT_BUDGET
     page: Page = 16
+    min_pages: AtLeastOne = 1
+    """fewest pages of a set, whatever the budget; 3 in the authors' accuracy code"""
+    keep_last: bool = True
+    """whether the current token's page is in every set; no in the authors' accuracy code, where it competes"""
     heads: Heads = "kv"
     """one set per KV head (the best of its query heads counts), or one per query head as published"""
     dense_layers: FirstDense = None
@@ -25,15 +29,15 @@ class QuestOptions(Options):
 
     @model_validator(mode="after")
     def _holds_a_page(self) -> QuestOptions:
-        if self.budget < self.page:
+        if self.budget < self.page and self.min_pages == 1:
             raise ValueError(f"budget={self.budget} does not hold one page of {self.page}; the smallest is {self.page}")
         return self
 
 
 def plan(options: QuestOptions, shape: ModelShape) -> Plan:
-    """Score pages by sum_j max(q_j * min_j, q_j * max_j), keep budget // page, the current token's page among them."""
+    """Score pages by sum_j max(q_j * min_j, q_j * max_j), keep budget // page, as `min_pages` and `keep_last` say."""
     scorer = PageBoundScorer(options.page, pooling_of(options.heads))
-    selector = ScoredSelector(scorer, TopK(options.budget), options.heads)
+    selector = ScoredSelector(scorer, TopK(options.budget, options.min_pages, options.keep_last), options.heads)
     return Plan(selector, layer_roles(shape, dense_unless_told(shape, options.dense_layers)))
 
 

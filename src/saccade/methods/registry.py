@@ -10,12 +10,14 @@ from types import MappingProxyType
 from ..errors import PolicyError, meant
 from . import composed, dense, exact_topk, less_is_more, lychee_cluster, lychee_decode, quest, resa, streaming, tidal
 from .method import Method
+from .token_clusters import METHOD as TOKEN_CLUSTERS
 
 GROUP = "saccade.methods"
 """Entry points of other packages, each a `Method`; every process finds them, vLLM's workers among them."""
 
 _MODULES = dense, streaming, quest, tidal, less_is_more, lychee_decode, lychee_cluster, resa, exact_topk, composed
 _METHODS: dict[str, Method] = {module.METHOD.name: module.METHOD for module in _MODULES}
+_METHODS[TOKEN_CLUSTERS.name] = TOKEN_CLUSTERS
 
 
 def register(method: Method) -> None:

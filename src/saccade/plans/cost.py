@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from ..errors import PolicyError
@@ -133,6 +133,14 @@ def cost_of(
         dense_total=dense_total,
         notes=notes,
     )
+
+
+def cache_read(plan: Plan, rectify: Rectify | None, shape: ModelShape, context: int) -> float:
+    """What a decoded token reads of the cache, index and dense passes included, over what dense attention reads."""
+    policies = (plan, rectify), (replace(plan, selector=None), None)
+    sizes = {"context": context, "batch": 1, "kv_itemsize": 2.0, "weight_bytes": 0.0}
+    own, dense = (cost_of(one, how, shape, **sizes) for one, how in policies)  # type: ignore[arg-type]  # by name
+    return (own.kv + own.index + own.rectification).read / dense.kv.read
 
 
 def _sparse_step(plan: Plan, shape: ModelShape, length: int, itemsize: float) -> tuple[Bytes, Bytes, Bytes]:

@@ -16,7 +16,7 @@ from . import figures
 from .labels import labelled
 from .palette import SHADES
 from .tune import RATIOS, WORDS, front_columns, front_notes, front_pictures, front_rows, front_title
-from .wording import COLUMNS, Row, grouped, lengths
+from .wording import COLUMNS, Row, grouped, lengths, with_terms
 
 ABOUT = "model", "weights", "read", "texts_of", "context", "questions", "dtype"
 """What a tuning says of itself beside its environment."""
@@ -46,7 +46,7 @@ def comparison_page(results: Mapping[str, Any], gazes: Sequence[Row], samples: S
         rows,
         **{name: results[name] for name in ("complete", "environment", "notes")},
         lengths=lengths(results["environment"]["context_tokens"]),
-        columns=COLUMNS,
+        columns=with_terms(COLUMNS, rows, "share of cache"),
         accuracy=figures.accuracy(rows),
         times=figures.times(rows),
         recalls=[figures.recalls(rows, measure) for measure in ("recall", "token_recall")],

@@ -11,11 +11,12 @@ from rich.table import Table
 from rich.text import Text
 
 from .labels import labelled, meanings
-from .wording import COLUMNS, Columns, Row, lengths
+from .wording import COLUMNS, FRAME, READ, Columns, Row, lengths, with_terms
 
 WIDE = 100
 """Columns that a table of policies takes at most; a terminal of fewer is spared the second kind of recall."""
 
+_ATTENDED = "share of cache"
 _SPARED, _NARROW = "attention recall with dense heads as 1", "token recall of heads with a set"
 
 
@@ -60,9 +61,10 @@ def comparison_table(results: Mapping[str, Any], width: int = WIDE, *, brief: bo
         width: columns of the terminal.
         brief: without what lies below, and without lines between policies.
     """
-    spared = {_SPARED, *((_NARROW,) if width < WIDE else ())}
-    shown = {name: cell for name, cell in COLUMNS.items() if name not in spared}
     here, rows = results["environment"], labelled(results)
+    columns = with_terms(COLUMNS, rows, _ATTENDED)
+    spared = {_SPARED, *((_NARROW, FRAME) if width < WIDE else ()), *((_ATTENDED,) if READ in columns else ())}
+    shown = {name: cell for name, cell in columns.items() if name not in spared}
     asked, where = here["questions"], lengths(here["context_tokens"])
     ended = "" if results["complete"] else " (interrupted)"
     title = f"{asked} questions in {where}: {here['document']}, model {here['model']}{ended}"

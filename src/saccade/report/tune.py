@@ -14,7 +14,7 @@ from .drawing import canvas, inline, with_intervals
 from .labels import labelled, meanings
 from .palette import FACT, INK, MUTED, Mark, marks
 from .table import fill, new_table
-from .wording import NOTHING, Columns, Row, grouped, number
+from .wording import NOTHING, READ, Columns, Row, grouped, number, with_terms
 
 ZOOM = 5
 """The second picture shows the wanted quality with so many times its distance from 1."""
@@ -39,7 +39,7 @@ def front_rows(results: Mapping[str, Any]) -> list[Row]:
 def front_columns(results: Mapping[str, Any]) -> Columns:
     """Headers, and what stands below them for a row of `front_rows`; what decides comes first."""
     unit, size = _unit(results["rows"])
-    return {
+    columns: Columns = {
         # Once is enough.
         "policy": lambda row: row["label"] if row["first"] else "",
         "budget": lambda row: row["rung"],
@@ -49,6 +49,8 @@ def front_columns(results: Mapping[str, Any]) -> Columns:
         "judged": lambda row: number(row["ratio"], "{:.4f}"),
         "searched": lambda row: f"{row['searched']:.4f}",
     }
+    # Bytes per token count the index too.
+    return {name: cell for name, cell in with_terms(columns, results["rows"], "at least").items() if name != READ}
 
 
 def front_table(results: Mapping[str, Any]) -> Table:

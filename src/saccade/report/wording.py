@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
-from statistics import fmean
 from typing import Any, TypeVar
 
 Row = Mapping[str, Any]
@@ -32,6 +31,22 @@ COLUMNS: Columns = {
 """One row of `results.json`, labelled, as text; what decides comes first."""
 
 
+READ, FRAME = "cache read, index too", "sinks+ window, dense layers"
+TERMS: Columns = {
+    READ: lambda row: number(row["cache_read"], "{:.1%}"),
+    FRAME: lambda row: frame(row),
+}
+"""On which terms policies are compared; see `eval.entry.terms_of`."""
+
+
+def with_terms(columns: Columns, rows: Iterable[Row], behind: str) -> Columns:
+    """Columns with those of `TERMS` behind one of them, where rows tell: earlier results do not."""
+    if not all("cache_read" in row for row in rows):
+        return columns
+    place = list(columns).index(behind) + 1
+    return dict([*list(columns.items())[:place], *TERMS.items(), *list(columns.items())[place:]])
+
+
 def grouped(rows: Iterable[Row], key: Callable[[Row], Key]) -> dict[Key, list[Row]]:
     """Rows by what `key` says of them, in order of appearance."""
     found: dict[Key, list[Row]] = {}
@@ -51,17 +66,7 @@ def number(value: float | None, form: str) -> str:
     return NOTHING if value is None else form.format(value)
 
 
-def mean_recall(rows: Iterable[Row]) -> float | None:
-    """Attention recall over heads with a set; None where a row has no such head."""
-    recalls = [row["recall"] for row in rows]
-    return None if None in recalls else fmean(recalls)
-
-
-def about(results: Mapping[str, Any]) -> str:
-    """What every calibration says of itself."""
-    return f"model {results['model']}, task {results['task']}, context {results['context']:,}"
-
-
-def asked(results: Mapping[str, Any], questions: int, correct: int) -> str:
-    """How much was asked, and what dense attention has right of it."""
-    return f"{questions:,} questions in {results['texts']:,} texts; dense attention {correct:,}/{questions:,}"
+def frame(row: Row) -> str:
+    """First and last tokens in every set, and how many layers are dense."""
+    kept = NOTHING if row["frame"] is None else "{:,}+{:,}".format(*row["frame"])
+    return f"{kept}, {row['dense_layers']}"

@@ -47,6 +47,10 @@ class Costs(ABC):
     def size(self, length: int) -> int:
         """Tokens that one set reads of a row of `length`; of pages all tokens."""
 
+    def frame(self, length: int) -> tuple[int, int] | None:
+        """First and last tokens that are in every set of a row of `length`, whatever their scores; None: not said."""
+        return None
+
     def covers(self, length: int) -> bool:
         """Whether a row of `length` tokens is always chosen whole."""
         return self.size(length) >= length

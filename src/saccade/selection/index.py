@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from ..text.feed import TokenFeed
-from ..types import Intake, KVView, Rows, Selection
+from ..types import Intake, KVView, Rows
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,10 +64,7 @@ class PageIndex(Protocol):
 
 
 class LayerIndex(Protocol):
-    """One layer's part of a `SlotIndex`."""
-
-    def search(self, q: Tensor, kv: KVView) -> Selection:
-        """The set of every KV head for queries `[B, Hq, d]` of rows that are in the slots where they were placed."""
+    """One layer's part of a `SlotIndex`, as its selector knows it: of rows that are in the slots where these are."""
 
     def heads(self, start: int, stop: int) -> LayerIndex:
         """The same index narrowed to KV heads `start..stop`; shares memory."""

@@ -86,6 +86,10 @@ class Rule(ABC):
     def size(self, length: int, unit: int) -> int:
         """Units in the set of a row of `length` tokens."""
 
+    def frame(self, length: int, unit: int) -> tuple[int, int]:
+        """First and last tokens that are in every set of a row of `length`."""
+        return 0, unit if self.keeps_last else 0
+
     def covers(self, length: int, unit: int) -> bool:
         """Whether a row of `length` tokens is always chosen whole."""
         return self.fixed_size and self.size(length, unit) * unit >= length
@@ -181,6 +185,9 @@ class ScoredSelector(Selector):
     def size(self, length: int) -> int:
         return self.rule.size(length, self.scorer.unit) * self.scorer.unit
 
+    def frame(self, length: int) -> tuple[int, int]:
+        return self.rule.frame(length, self.scorer.unit)
+
     def covers(self, length: int) -> bool:
         return self.rule.covers(length, self.scorer.unit)
 
@@ -221,6 +228,9 @@ class WindowSelector(Selector):
 
     def size(self, length: int) -> int:
         return min(length, self.budget)
+
+    def frame(self, length: int) -> tuple[int, int]:
+        return self.sinks, self.budget - self.sinks
 
 
 def pooling_of(heads: HeadGrouping) -> Pooling:

@@ -66,25 +66,8 @@ TopK = _struct(
 RankUnion = _struct("ids counts merged found", "", "batch heads width limit universe threads")
 """`struct rank_union` of rank_union.c, which documents the fields."""
 
-Search = _struct(
-    "q unit_centroids centroids unit_radii radii unit_offsets unit_tokens numbers offsets members edges ends "
-    "slots lengths ids counts",
-    "",
-    "batch query_heads heads held_heads dim bf16 narrow units clusters chunks edges_room budget sinks "
-    "most_clusters most_chunks width threads lanes",
-)
-"""`struct search` of cluster_search.c, which documents the fields."""
-
 KMeans = _struct("vectors counts made labels centroids", "", "heads count dim clusters iterations threads lanes")
 """`struct kmeans` of kmeans.c, which documents the fields."""
-
-OrderedClusters = _struct(
-    "keys labels centroids parents tops lengths unit_radii unit_tokens unit_offsets ordered radii numbers offsets "
-    "members",
-    "",
-    "problems chunks clusters units dim size threads",
-)
-"""`struct ordered_clusters` of ordered_clusters.c, which documents the fields."""
 
 ChunkKeys = _struct(
     "k table starts edges means",
@@ -111,8 +94,7 @@ def library() -> ctypes.CDLL | None:
     for operation in (
         *(found.saccade_attention, found.saccade_page_scores, found.saccade_update_pages),
         *(found.saccade_topk, found.saccade_rank_union),
-        *(found.saccade_cluster_search, found.saccade_spherical_kmeans, found.saccade_chunk_keys),
-        found.saccade_ordered_clusters,
+        *(found.saccade_spherical_kmeans, found.saccade_chunk_keys),
     ):
         operation.argtypes, operation.restype = [ctypes.c_void_p], ctypes.c_int64
     found.saccade_linear.argtypes = [*[ctypes.c_void_p] * 4, *[ctypes.c_int64] * 5]

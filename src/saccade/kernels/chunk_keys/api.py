@@ -69,6 +69,15 @@ def chunk_keys_of_layers(
     return pooled / torch.where(lengths > 0, lengths, 1.0)
 
 
+def token_keys(kvs: Sequence[KVView], first: Tensor, count: int, end: Tensor) -> Tensor:
+    """Keys of `count` neighbouring tokens from `first` on, zeros from `end` on: float32 `[L, B, Hkv, count, d]`.
+
+    Of L layers whose rows are alike; both are int64 `[B]`, logical positions.
+    """
+    edges = torch.minimum(first[:, None] + torch.arange(count + 1, device=first.device), end[:, None]).int()
+    return torch.stack([_pooled(kv, edges, 1, "mean", "auto") for kv in kvs])
+
+
 def _pooled(kv: KVView, edges: Tensor, longest: int, pooling: ChunkPooling, implementation: Implementation) -> Tensor:
     """Pooled keys `[B, Hkv, C, d]`, not yet of unit length."""
     _check(kv, edges, longest)

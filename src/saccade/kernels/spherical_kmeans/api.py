@@ -8,7 +8,6 @@ from torch import Tensor
 from saccade.errors import KernelError
 from saccade.kernels._dispatch import Implementation, choose
 from saccade.kernels._native import library
-from saccade.kernels._triton import refusals
 from saccade.kernels.spherical_kmeans import native, reference
 
 
@@ -37,8 +36,8 @@ def spherical_kmeans(
         counts: int32 or int64 `[P]` on the vectors' device, 0 to N; None: N of every problem.
         cluster_counts: likewise, 1 to min(L, counts[p]), or 0 where counts[p] is 0; given if and only if counts are.
         iterations: at least 1.
-        implementation: "native" needs CPU tensors and the library that the install builds where there is a C compiler;
-            "triton" CUDA tensors. "auto" takes the first that can run of these, else the reference.
+        implementation: "native" needs CPU tensors and the library that the install builds where there is a C compiler.
+            "auto" takes it where it can run, else the reference.
 
     Returns:
         labels int64 `[P, N]`, L if absent; centroids float32 `[P, L, d]`, zeros if absent. No present one is empty.
@@ -58,16 +57,7 @@ def spherical_kmeans(
         raise KernelError("spherical_kmeans: counts and cluster_counts must be given together")
     limit = vectors.shape[1]
     sizes = _sizes("counts", counts, vectors, limit), _sizes("cluster_counts", cluster_counts, vectors, clusters)
-    chosen = choose(
-        "spherical_kmeans",
-        implementation,
-        native=lambda: library.refusal(vectors),
-        triton=lambda: refusals.refusal(vectors),
-    )
-    if chosen == "triton":
-        from saccade.kernels.spherical_kmeans import triton
-
-        return triton.spherical_kmeans(vectors, clusters, iterations, sizes)
+    chosen = choose("spherical_kmeans", implementation, native=lambda: library.refusal(vectors))
     if chosen == "reference":
         return reference.spherical_kmeans(vectors, clusters, iterations, sizes)
     for number, (count, made) in enumerate(zip(*(size.tolist() for size in sizes), strict=True)):

@@ -58,20 +58,28 @@ class Groups:
     @classmethod
     def touched(cls, settings: ClusterSettings, table: ChunkTable, new: Sequence[Intake], held: int) -> Groups:
         """Those with chunks that are new, of as many as there is room for; the table has taken them in."""
-        size, told = settings.replant, [(one.slot, one.kept) for one in new]
-        slots, kept = torch.tensor(told, device="cpu").to(table.edges.device, non_blocking=True).unbind(1)
-        first, counts = table.counted(slots, kept) // size, table.counts.index_select(0, slots).long()
-        number = max(map(settings.touched, new))
-        if slots.is_cpu:
-            # Reading them costs nothing here, and groups of nothing would be planted else.
-            number = max(int(((counts - 1).clamp(min=0) // size - first).max()) + 1, 1)
-        number = min(number, held)
-        # Beginning earlier plants the same once more.
-        first = first.clamp(max=held - number)
-        chunk = first[:, None] * size + torch.arange(number * size + 1, device=slots.device)
+        slots, first, counts, number = touched(settings, table, new, held)
+        chunk = first[:, None] * settings.replant + torch.arange(number * settings.replant + 1, device=slots.device)
         edges = table.edges.index_select(0, slots).gather(1, torch.minimum(chunk, counts[:, None]))
         return cls.of(settings, slots, first, edges, counts)
 
     def repeated(self, numbers: Tensor, layers: int, heads: int) -> Tensor:
         """What is told of each group, `[n, G, ...]`, for L layers of H heads: `[L · n · H · G, ...]`."""
         return numbers[:, None].expand(layers, len(numbers), heads, *numbers.shape[1:]).flatten(0, 3)
+
+
+def touched(
+    settings: ClusterSettings, table: ChunkTable, new: Sequence[Intake], held: int
+) -> tuple[Tensor, Tensor, Tensor, int]:
+    """Of each slot: which it is, the first group with new chunks and all its chunks, int64 `[n]`; how many groups."""
+    size = settings.replant
+    told = torch.tensor([(one.slot, one.kept) for one in new], device="cpu")
+    slots, kept = told.to(table.edges.device, non_blocking=True).unbind(1)
+    first, counts = table.counted(slots, kept) // size, table.counts.index_select(0, slots).long()
+    number = max(map(settings.touched, new))
+    if slots.is_cpu:
+        # Reading them costs nothing here, and groups of nothing would be looked at else.
+        number = max(int(((counts - 1).clamp(min=0) // size - first).max()) + 1, 1)
+    number = min(number, held)
+    # Beginning earlier makes the same once more.
+    return slots, first.clamp(max=held - number), counts, number

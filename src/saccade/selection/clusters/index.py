@@ -12,12 +12,12 @@ from torch import Tensor
 from ...kernels._cluster_tree import ClusterTree, SearchWidths
 from ...kernels._flat import host_bounds
 from ...kernels.chunk_keys.api import chunk_keys_of_layers
-from ...kernels.cluster_search.api import cluster_search
 from ...text.table import ChunkTable
 from ...types import Intake, KVView, Rows, Selection
 from ..index import SlotSizes, Views
 from .groups import Groups
 from .plant import plant
+from .search import cluster_search
 from .settings import ClusterSettings
 from .tree import arranged, empty_trees, groups_of, of_layer, write
 

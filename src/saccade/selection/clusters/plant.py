@@ -6,9 +6,9 @@ import torch
 from torch import Tensor
 
 from ...kernels._cluster_tree import Planted
-from ...kernels.ordered_clusters.api import ordered_clusters
 from ...kernels.spherical_kmeans.api import spherical_kmeans
 from .groups import Groups
+from .ordered import ordered_clusters
 from .settings import ClusterSettings
 
 

@@ -21,10 +21,6 @@ class ClusterSelector(ClusterSettings, Selector):
 
     owns_index = True
 
-    @property
-    def reads_text(self) -> bool:
-        return self.chunking == "text"
-
     def new_slots(self, sizes: SlotSizes) -> ClusterIndex:
         return ClusterIndex(self, sizes if self.reads_text else replace(sizes, text=None))
 

@@ -32,6 +32,7 @@ class ClusterSettings:
         pooling: how a chunk's keys become one.
         cluster_size: chunks per fine cluster, on average at the build.
         every: tokens between rectifications, which are in no chunk meanwhile; 0: none.
+        spread: of an index of attention mass, how many standard deviations above its mean a chunk's q·k is taken to be.
 
     Raises:
         PolicyError: a budget that cannot hold what is always attended to and a chunk.
@@ -47,6 +48,7 @@ class ClusterSettings:
     pooling: ChunkPooling = "mean"
     cluster_size: int = 2
     every: int = 0
+    spread: float = 3.0
 
     def __post_init__(self) -> None:
         if self.chunk_max < self.chunk_min:
@@ -68,6 +70,10 @@ class ClusterSettings:
         return min(most, max(min(LARGEST_BUFFER, self.budget // 4), 1))
 
     @property
+    def reads_text(self) -> bool:
+        return self.chunking == "text"
+
+    @property
     def cuts(self) -> Cuts:
         return Cuts(self.sinks, self.chunk_min, self.chunk_max)
 
@@ -78,6 +84,16 @@ class ClusterSettings:
     def touched(self, new: Intake) -> int:
         """The most groups of a row in which some of its chunks are new."""
         return -(-self.cuts.decided(new.kept, new.stop) // self.replant) + 1
+
+    @property
+    def sets(self) -> int:
+        """Chunks of a group."""
+        return self.replant
+
+    @property
+    def tokens(self) -> int:
+        """The most tokens of a group."""
+        return self.replant * self.chunk_max
 
     @property
     def clusters(self) -> int:

@@ -55,23 +55,16 @@ class ClusterTraffic:
         wanted = math.ceil(4 * self.settings.budget / tokens)
         return min(max(wanted, 1), self.units) * clusters / self.units
 
-    @property
-    def taken(self) -> float:
-        """Chunks that fit into the budget beside what is always attended to."""
-        settings = self.settings
-        return max((settings.budget - settings.sinks - self.open) / self.chunk, 0.0)
-
     def bounds(self) -> Bytes:
         """Upper bounds of units and candidates, written and read to rank them."""
         stored = (self.units + self.candidates) * SCORE_BYTES
         return Bytes(stored, stored)
 
     def search(self, head_dim: int, itemsize: float) -> Bytes:
-        """Units and candidates with their radii and two integers each; a chunk's number and its two edges."""
+        """Units and candidates with their radii and two integers each; of chunks, so little that it is left out."""
         node = head_dim * itemsize + _RADIUS
         units, candidates = self.units * (node + 2 * INTEGER_BYTES), self.candidates * (node + INTEGER_BYTES)
-        tables = self.taken / self.settings.cluster_size * INTEGER_BYTES + self.taken * 3 * INTEGER_BYTES
-        return Bytes(read=units + candidates + tables)
+        return Bytes(read=units + candidates)
 
     def intake(self, head_dim: int, itemsize: float) -> Bytes:
         """What a full buffer costs: the last group's keys read and, half full, planted anew."""

@@ -1,5 +1,6 @@
 """Rules: how scores become a set. The unit of the current token is in every set and counts in the budget."""
 
+from .framed import Framed as Framed
 from .rank_union import RankUnion as RankUnion
 from .ratio import Ratio as Ratio
 from .threshold import Threshold as Threshold

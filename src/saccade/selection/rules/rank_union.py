@@ -16,6 +16,8 @@ from ...kernels.rank_union.sets import framed
 from ...kernels.topk.api import topk
 from ...types import Rows, Selection
 from ..selector import Rule
+from .framed import units_of
+from .top_k import whole_where_it_fits
 
 _AGREEING = 4
 """So many heads may agree on every token before more than their first ranks are asked for."""
@@ -51,16 +53,31 @@ class RankUnion(Rule):
     def chosen(self) -> int:
         return self.budget - self.reserved
 
+    keeps_last = True
+
     def size(self, length: int, unit: int) -> int:
-        return min(length, self.budget)
+        return -(-length // unit) if length <= self.budget else self.budget // unit
+
+    def frame(self, length: int, unit: int) -> tuple[int, int]:
+        pages = self.over(unit)
+        return pages.sinks * unit, pages.window * unit
+
+    def over(self, unit: int) -> RankUnion:
+        """The same rule over pages, counted in pages: as many as hold the sinks, and what fits the budget."""
+        return self if unit == 1 else RankUnion(self.budget // unit, units_of(self.sinks, unit), self.recent)
 
     def choose(self, scores: Tensor, rows: Rows, unit: int, scale: float) -> Selection:
-        """One set per row from scores float32 `[B, Hq, N]`."""
-        lengths = rows.seq_lens
+        """One set per row from scores float32 `[B, Hq, N]` of tokens or pages."""
+        ids, counts = self.over(unit)._merged(scores, rows.units(unit))
+        if self.budget % unit:
+            ids, counts = whole_where_it_fits(self.budget, rows, unit, ids, counts)
+        return Selection(ids, counts, unit)
+
+    def _merged(self, scores: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
         middle = scores[:, :, self.sinks :]
         if self.chosen == 0 or middle.shape[-1] == 0:
             nothing = torch.zeros_like(lengths)[:, None]
-            return Selection(*framed(nothing[..., None][..., :0], nothing, lengths, self.sinks, self.window))
+            return framed(nothing[..., None][..., :0], nothing, lengths, self.sinks, self.window)
         # Of a row that fits nothing need be ranked.
         longer = lengths * (lengths > self.budget)
         first = min(-(-_AGREEING * self.chosen // scores.shape[1]), self.chosen)
@@ -68,7 +85,7 @@ class RankUnion(Rule):
         def ranked(lengths: Tensor, count: int) -> tuple[Tensor, Tensor]:
             return topk(middle, lengths, count, order="score", reserved=self.reserved)
 
-        ids, counts = framed_rank_union(
+        return framed_rank_union(
             *ranked(longer, first),
             lengths,
             self.chosen,
@@ -77,7 +94,6 @@ class RankUnion(Rule):
             universe=middle.shape[-1],
             rest=None if first == self.chosen else lambda short: ranked(short, self.chosen),
         )
-        return Selection(ids, counts)
 
 
 @cache

@@ -6,22 +6,24 @@ from dataclasses import dataclass
 from fractions import Fraction
 from functools import cache
 
+import torch
 from torch import Tensor
 
 from ...errors import PolicyError
 from ...kernels._share import Share
 from ...kernels.topk.api import topk_and_last
 from ...types import Rows, Selection
-from ..selector import Rule
+from .framed import FrameableRule, frame_of, keep_frame
 
 _MOST_UNITS = 2**31 - 1
 
 
 @dataclass(frozen=True, slots=True)
-class Ratio(Rule):
+class Ratio(FrameableRule):
     """Of M units, n = min(M, max(`minimum`, ceil(M * kept))): the last `local` ones and the best others.
 
-    `kept` is the share that stays, as it was written in decimals: 0.1 of 30 is exactly 3.
+    `kept` is the share that stays, as it was written in decimals: 0.1 of 30 is exactly 3. `framed`: the others begin
+    with the sinks and the window of a set of n (`framed.frame_of`).
 
     Raises:
         PolicyError: at construction, if the last `local` units are more than the smallest set holds.
@@ -30,6 +32,7 @@ class Ratio(Rule):
     kept: float
     minimum: int = 1
     local: int = 1
+    framed: bool = False
     keeps_last = True
 
     def __post_init__(self) -> None:
@@ -46,10 +49,19 @@ class Ratio(Rule):
     def size(self, length: int, unit: int) -> int:
         return self.share.of(-(-length // unit))
 
-    def choose(self, scores: Tensor, rows: Rows, unit: int, scale: float) -> Selection:
+    def frame(self, length: int, unit: int) -> tuple[int, int]:
+        sinks, window = frame_of(self.size(length, unit) * unit, unit) if self.framed else (0, 0)
+        return sinks, max(window, self.local * unit)
+
+    def cut(self, scores: Tensor, rows: Rows, unit: int, scale: float, sinks: int, window: int) -> Selection:
         """Cut float32 scores `[B, G, N]`; ties go to the lower position."""
+        if sinks:
+            scores[:, :, :sinks] = torch.inf
+        if self.framed:
+            units = rows.units(unit)
+            keep_frame(scores, units, self.share.of_each(units), unit)
         width = self.size(rows.max_len, unit)
-        local = min(self.local, width)
+        local = min(max(self.local, window), width)
         ids = topk_and_last(scores, rows.seq_lens, width - local, local, unit=unit, share=self.share)
         return Selection(*ids, unit)
 

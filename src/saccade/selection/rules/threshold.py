@@ -17,11 +17,15 @@ class Threshold(RankedRule):
     buffer: int
     name = "threshold"
 
-    def taken(self, scores: Tensor, others: Tensor, ranked: Tensor, scale: float) -> tuple[Tensor, Tensor]:
+    def taken(
+        self, scores: Tensor, others: Tensor, ranked: Tensor, scale: float, kept: Tensor | None
+    ) -> tuple[Tensor, Tensor]:
         weights, total = softmax_parts(scores, scale)
         above = weights > self.tau * total[..., None]
+        if kept is not None:
+            above |= kept
         current = others[:, None, None].expand(-1, scores.shape[1], 1).long()
-        # The weights fall with the rank, so those above the threshold are the first of the ranking.
+        # What is kept comes first and the weights of the rest fall with the rank: those wanted are the first.
         wanted = above.sum(dim=-1) - above.gather(-1, current)[..., 0].long()
         width = ranked.shape[-1]
         return wanted.clamp(max=width).int(), wanted > width

@@ -9,30 +9,42 @@ from torch import Tensor
 
 from ...kernels.topk.api import topk_and_last
 from ...types import Rows, Selection
-from ..selector import Rule
+from .framed import FrameableRule
 
 
 @dataclass(frozen=True, slots=True)
-class TopK(Rule):
-    """The current token's unit and the best others, `budget` tokens in all (TidalDecode, section 3.1; Quest)."""
+class TopK(FrameableRule):
+    """The current token's unit and the best others, `budget` tokens in all (TidalDecode, section 3.1; Quest).
+
+    `minimum`: fewest units of a set, whatever the budget. `keeps_last`: whether the current unit is kept unseen.
+    """
 
     budget: int
-    keeps_last = True
+    minimum: int = 1
+    keeps_last: bool = True
+
+    def held(self, unit: int) -> int:
+        """Units in the set of a long row."""
+        return max(self.budget // unit, self.minimum)
 
     def size(self, length: int, unit: int) -> int:
-        return -(-length // unit) if length <= self.budget else self.budget // unit
+        units = -(-length // unit)
+        return units if length <= self.budget else min(units, self.held(unit))
 
-    def choose(self, scores: Tensor, rows: Rows, unit: int, scale: float) -> Selection:
+    def cut(self, scores: Tensor, rows: Rows, unit: int, scale: float, sinks: int, window: int) -> Selection:
         """Cut float32 scores `[B, G, N]`; ties go to the lower position."""
-        ids, counts = topk_and_last(scores, rows.seq_lens, self.budget // unit - 1, 1, unit=unit)
+        if sinks:
+            scores[:, :, :sinks] = torch.inf
+        last = max(window, int(self.keeps_last))
+        ids, counts = topk_and_last(scores, rows.seq_lens, self.held(unit) - last, last, unit=unit)
         if self.budget % unit:
-            units = (rows.seq_lens + (unit - 1)).div(unit, rounding_mode="floor")
-            ids, counts = _whole_where(rows.seq_lens <= self.budget, units, ids, counts)
+            ids, counts = whole_where_it_fits(self.budget, rows, unit, ids, counts)
         return Selection(ids, counts, unit)
 
 
-def _whole_where(fits: Tensor, units: Tensor, ids: Tensor, counts: Tensor) -> tuple[Tensor, Tensor]:
-    """All `units` `[B]` of rows that fit the budget: one more than it holds if the last one is partial."""
+def whole_where_it_fits(budget: int, rows: Rows, unit: int, ids: Tensor, counts: Tensor) -> tuple[Tensor, Tensor]:
+    """All units of rows that fit the budget: one more than it holds if the last one is partial."""
+    fits, units = rows.seq_lens <= budget, rows.units(unit)
     slot = torch.arange(ids.shape[-1] + 1, dtype=torch.int32, device=ids.device)
     whole = torch.where(slot < units[:, None], slot, -1)[:, None]
     wider = torch.nn.functional.pad(ids, (0, 1), value=-1)

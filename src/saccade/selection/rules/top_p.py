@@ -23,7 +23,9 @@ class TopP(RankedRule):
     def covers(self, length: int, unit: int) -> bool:
         return self.p == 1 and length <= self.buffer
 
-    def taken(self, scores: Tensor, others: Tensor, ranked: Tensor, scale: float) -> tuple[Tensor, Tensor]:
+    def taken(
+        self, scores: Tensor, others: Tensor, ranked: Tensor, scale: float, kept: Tensor | None
+    ) -> tuple[Tensor, Tensor]:
         present, width = ranked >= 0, ranked.shape[-1]
         beyond = (others > width)[:, None].expand(-1, scores.shape[1])
         if self.p == 1:
@@ -37,6 +39,9 @@ class TopP(RankedRule):
         # A token is wanted if what comes before it does not reach the goal.
         before = mass.roll(1, dims=-1)
         before[..., :1] = own
-        wanted = present & (before < goal)
+        wanted = before < goal
+        if kept is not None:
+            wanted |= kept.expand_as(scores).gather(-1, ranked.clamp(min=0).long())
+        wanted &= present
         reached = mass[..., -1:] if width else own
         return wanted.sum(dim=-1).int(), beyond & (reached < goal)[..., 0]

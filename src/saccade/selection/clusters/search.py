@@ -1,22 +1,51 @@
-"""Search of the cluster index in plain torch: fixed shapes, no host synchronisation, no pass over all tokens."""
+"""Search of the cluster index: the best chunks by upper bounds on q·k (LycheeCluster, section 4.4).
+
+In plain torch of fixed shapes: no host synchronisation, no pass over all tokens.
+"""
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor
 
-from saccade.kernels._chunk_sets import fill_budget, lay_out
-from saccade.kernels._cluster_tree import ClusterTree, SearchWidths
-from saccade.kernels._flat import flatten
-from saccade.types import Selection
+from ...kernels._chunk_sets import fill_budget, lay_out
+from ...kernels._cluster_tree import ClusterTree, SearchWidths
+from ...kernels._flat import flatten
+from ...types import Selection
 
 _LOWEST = torch.iinfo(torch.int64).min
 
 
 def cluster_search(
-    q: Tensor, tree: ClusterTree, slots: Tensor, seq_lens: Tensor, budget: int, sinks: int, widths: SearchWidths
+    q: Tensor,
+    tree: ClusterTree,
+    seq_lens: Tensor,
+    *,
+    budget: int,
+    sinks: int,
+    widths: SearchWidths,
+    slots: Tensor | None = None,
 ) -> Selection:
-    slots = slots.long()
+    """The set of each KV head: sinks, chunks found by bounds, what is in no chunk yet, and the current token.
+
+    The query is the mean of its group. A unit's or cluster's bound is q·centroid + |q|·radius, in float32. Units are
+    taken by bound (ties: the lower), the smallest number whose chunks hold 4 budgets of tokens; their clusters by
+    bound (ties: the lower number); a cluster's chunks as they lie, until the next one does not fit.
+    Rows of at most `budget` tokens, and rows that are not indexed, get all their tokens.
+
+    Args:
+        q: `[B, Hq, d]`, Hq a multiple of the tree's heads.
+        tree: the index, of R slots.
+        seq_lens: int32 `[B]`, tokens per row, the current one included.
+        budget: tokens of a set.
+        sinks: first tokens, in every set; the first chunk starts behind them.
+        widths: host bounds; `tokens` gives the result its shape.
+        slots: int32 `[B]`, the slot of the tree that a row searches; None: that of its own number.
+
+    Returns:
+        Tokens int32 `[B, H, widths.tokens]`, ascending, and their counts.
+    """
+    slots = torch.arange(len(tree.ends), device=q.device) if slots is None else slots.long()
     ends = tree.ends[slots]
     indexed = (ends > 0) & (seq_lens > budget)
     head = torch.where(indexed, sinks, 0)

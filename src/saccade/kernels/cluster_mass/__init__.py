@@ -1,0 +1,1 @@
+"""The best k positions of every row, exactly."""

@@ -1,1 +1,0 @@
-"""Clusters in order of their units and chunks in order of their clusters, each with the radius of what is below."""
