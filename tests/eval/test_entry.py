@@ -75,9 +75,9 @@ def test_the_default_is_every_method(found: Recipe | None) -> None:
     compared, notes = at_budgets(usual_policies(found)[0], (16, 256))
     assert {one.name for one in compared} == {name for name, method in known().items() if method.compared}
     assert [one.name for one in compared if one.budget is None] == ["dense", "resa"]
-    assert [note.partition(":")[0] for note in notes] == ["dense", "left out", "resa"]
-    assert "lychee_cluster" in notes[1]
-    assert "the smallest is 48" in notes[1]
+    assert [note.partition(":")[0] for note in notes] == ["dense", "left out", "resa", "left out"]
+    assert "lychee_cluster" in notes[1] and "the smallest is 48" in notes[1]
+    assert "token_clusters" in notes[3] and "the smallest is 25" in notes[3]
 
 
 @pytest.mark.parametrize(

@@ -206,11 +206,10 @@ def cut_by_mass(members: list[Scores], length: int, unit: int, rule: Rule, scale
     mass = [math.fsum(column) for column in zip(*each, strict=True)]
     cut = rule(mass, length, unit)
     left = sorted({*range(units - 1)} - {*cut.units})
-    # Units that all heads score alike tie in float32 too; others that come near may change places.
+    # Units of one mass need not tie in float32: vectors of numbers and what is left of them have another exp each.
     for one in {*cut.units} - {units - 1}:
         for other in left:
-            if any(row[one] != row[other] for row in members):
-                cut.margin = min(cut.margin, abs(mass[one] - mass[other]) / (MASS_ERROR * mass[one]))
+            cut.margin = min(cut.margin, abs(mass[one] - mass[other]) / (MASS_ERROR * mass[one]))
     return cut
 
 

@@ -161,3 +161,23 @@ def test_rectification_is_what_was_asked_for() -> None:
     assert saccade.policy("quest", keep_last=False).to_spec() == "quest:keep_last=false"
     assert saccade.policy("resa", rectify=None).to_spec() == "resa:rectify=none"
     assert saccade.policy("less_is_more", rectify=32).to_spec() == "less_is_more:rectify=32"
+
+
+@pytest.mark.parametrize(
+    ("name", "before", "now"),
+    [
+        ("lychee_cluster", ("form", "chunking", "pooling", "cluster_size", "spread"), {"form": "paper"}),
+        ("lychee_decode", ("sinks", "window"), {"sinks": 0, "window": 0}),
+    ],
+)
+def test_what_was_written_before_options_came_means_what_it_meant(
+    name: str, before: tuple[str, ...], now: dict[str, Any]
+) -> None:
+    needed = {"roles": "every:4"} if name == "lychee_decode" else {}
+    written = saccade.policy(name, **needed).to_dict()
+    written["options"] = {key: value for key, value in written["options"].items() if key not in before}
+    read = saccade.Policy.from_dict(written)
+    assert {key: getattr(read.options, key) for key in now} == now
+    # Written by hand, with a few options, it is today's.
+    few = saccade.Policy.from_dict({**written, "options": needed})
+    assert few.options == saccade.policy(name, **needed).options

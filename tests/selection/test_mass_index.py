@@ -86,23 +86,23 @@ def expected(decoder: Decoder, length: int, head: int, each: int | None = None) 
     asked = decoder.q[0, 3 * head : 3 * head + 3].double().numpy()
     end, labels = int(tree.ends[0]), tree.labels[0, head].tolist()
     sets: dict[int, list[int]] = {}
-    for position in range(16, end):
+    for position in range(settings.sinks, end):
         sets.setdefault(position // tree.tokens * tree.sets + labels[position], []).append(position)
     numbers = sorted(sets)
     logits = np.stack([logit(asked, keys[sets[number]], settings.spread) for number in numbers], 1)
     shares = np.exp(logits) / np.exp(logits).sum(1, keepdims=True)
     scores = shares[slice(None) if each is None else slice(each, each + 1)].sum(0)
     order = [numbers[place] for place in np.argsort(-scores, kind="stable")]
-    return filled([sets[number] for number in order], {*range(16), *range(end, length)}, budget)
+    return filled([sets[number] for number in order], {*range(settings.sinks), *range(end, length)}, budget)
 
 
-@pytest.mark.parametrize("length", [97, 300, 899])
 @pytest.mark.parametrize("spec", [TOKENS, f"{TOKENS},cluster_size=16,spread=0", CHUNKS, f"{CHUNKS},chunking=fixed"])
-def test_sets_are_those_of_loops_in_float64(spec: str, length: int) -> None:
-    decoder = Decoder(spec)
-    decoder.take_in(length)
-    assert decoder.sets(length) == [expected(decoder, length, head) for head in range(2)]
-    assert all(len(tokens) == 96 for tokens in decoder.sets(length)), "a budget is filled"
+def test_sets_are_those_of_loops_in_float64(spec: str) -> None:
+    for length in (97, 300, 899):
+        decoder = Decoder(spec)
+        decoder.take_in(length)
+        assert decoder.sets(length) == [expected(decoder, length, head) for head in range(2)]
+        assert all(len(tokens) == 96 for tokens in decoder.sets(length)), "a budget is filled"
 
 
 def test_a_set_of_each_query_head() -> None:
@@ -205,3 +205,14 @@ def test_blocks_are_a_binary_counter_of_buffers() -> None:
     # Half a token for every digit below the group's, and the group's own.
     assert sum(made) / 2560 == 4 / 2 + 1
     assert settings.upkeep(9999, 1, 0, 16, 4).read == 3 * 16 * 4
+
+
+@pytest.mark.parametrize(
+    "spec",
+    ["lychee_cluster:budget=512,sinks=400,buffer=16", "lychee_cluster:budget=160,sinks=64,buffer=16,chunk_min=16"],
+)
+def test_more_sinks_than_chunks_have_room_for(spec: str) -> None:
+    """Labels stand at positions, which the sinks are counted in."""
+    decoder = Decoder(spec)
+    decoder.take_in(530)
+    assert decoder.sets(530) == [expected(decoder, 530, head) for head in range(2)]

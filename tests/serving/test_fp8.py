@@ -98,7 +98,7 @@ def test_bounds_bound_what_the_cache_stands_for(engines: Engines) -> None:
     ("policy", "settings", "words"),
     [
         ("quest", {"kv_cache_dtype": "fp8_e5m2"}, "kv_cache_dtype=fp8_e5m2 is not valid under a policy: auto"),
-        ("lychee_cluster", FP8, "lychee_cluster.* keeps chunks in the cache's dtype"),
+        ("lychee_cluster", FP8, "lychee_cluster.* keeps means in the cache's dtype"),
         ("quest", {**FP8, "block_size": 16}, "block_size=16"),
     ],
 )

@@ -100,10 +100,7 @@ def rounded_up(radii: Tensor) -> Tensor:
 class SearchWidths(NamedTuple):
     """Host bounds on what a search meets; narrower loses candidates.
 
-    Attributes:
-        clusters: clusters of the units that are kept.
-        chunks: chunks that fit into the budget beside what is always attended to.
-        tokens: tokens of a set.
+    Clusters of the units that are kept, chunks that fit beside what is always attended to, tokens of a set.
     """
 
     clusters: int

@@ -18,6 +18,8 @@ from .options import AtLeastOne, Budget, FirstDense, Number, Options, RectifyFie
 class LycheeClusterOptions(Options):
     """Options of `lychee_cluster`: budget 1024, chunks of 8 to 16 tokens (appendix A)."""
 
+    since = ("form", "paper"), ("chunking", "text"), ("pooling", "mean"), ("cluster_size", None), ("spread", None)
+
     budget: Budget = 1024
     form: Literal["mass", "paper"] = "mass"
     """mass: chunks are ranked by the attention that they should draw; paper: clusters by the published bound"""
@@ -65,7 +67,7 @@ def plan(options: LycheeClusterOptions, shape: ModelShape) -> Plan:
 
 METHOD = Method(
     "lychee_cluster",
-    "chunks cut where the text breaks, found through clusters of clusters",
+    "chunks cut where the text breaks, ranked by the attention mass that they should draw",
     "LycheeCluster, arXiv 2603.08453",
     LycheeClusterOptions,
     plan,

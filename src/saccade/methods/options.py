@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import os
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any, ClassVar, Literal, TypeVar
 
 from pydantic import (
     BaseModel,
@@ -29,6 +29,8 @@ class Options(BaseModel):
     """Base of every policy's options: frozen, unknown keys refused, no silent conversions between kinds of value."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+    since: ClassVar[tuple[tuple[str, Any], ...]] = ()
+    """What options that came later say of a policy that was written down, with all that it had, before them."""
 
     @property
     def budgeted(self) -> bool:

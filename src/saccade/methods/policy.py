@@ -69,10 +69,13 @@ class Policy:
             raise PolicyError(f"policy JSON has version {data['version']!r}; this saccade reads version {VERSION}")
         if not isinstance(data["name"], str):
             raise PolicyError(f"policy JSON name={data['name']!r} is not a string")
-        known = describe(data["name"]).options.model_fields
+        kind = describe(data["name"]).options
+        known = kind.model_fields
         # An option that has gone since and was not given says nothing.
         given = {key: value for key, value in data["options"].items() if value is not None or key in known}
-        return cls.create(data["name"], given)
+        since = dict(kind.since)
+        before = since if known.keys() - since.keys() <= data["options"].keys() else {}
+        return cls.create(data["name"], {**before, **given})
 
     def to_json(self) -> str:
         """JSON object with `version`, `name` and `options`."""

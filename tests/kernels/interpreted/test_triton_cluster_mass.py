@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import product
+
 import pytest
 import torch
 from test_cluster_mass import expect_mass, queries, settings, some_tree
@@ -9,16 +11,13 @@ from test_cluster_mass import expect_mass, queries, settings, some_tree
 from saccade.kernels.cluster_mass import triton as kernels
 
 
-@pytest.mark.parametrize("each", [False, True], ids=["kv", "query"])
-@pytest.mark.parametrize("grouped", [True, False], ids=["groups", "row"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=["fp32", "fp16"])
 @pytest.mark.parametrize(("sets", "tokens"), [(16, 32), (64, 1024)], ids=["many programs", "few"])
-def test_against_loops(
-    sets: int, tokens: int, dtype: torch.dtype, grouped: bool, each: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_against_loops(sets: int, tokens: int, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(kernels, "SETS", sets)
     monkeypatch.setattr(kernels, "TOKENS", tokens)
-    expect_mass(queries(dtype), some_tree(dtype=dtype, grouped=grouped), settings(each=each), "triton")
+    for grouped, each in product((True, False), repeat=2):
+        expect_mass(queries(dtype), some_tree(dtype=dtype, grouped=grouped), settings(each=each), "triton")
 
 
 def test_operands_of_two_types() -> None:

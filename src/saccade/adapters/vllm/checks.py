@@ -166,7 +166,7 @@ def _fit(vllm_config: Any, options: ServeOptions) -> list[str]:
         )
     held = vllm_config.cache_config.cache_dtype
     if plan.owns_index and held in FP8:
-        reasons.append(f"kv_cache_dtype={held}: {options.policy} keeps chunks in the cache's dtype; do not quantise it")
+        reasons.append(f"kv_cache_dtype={held}: {options.policy} keeps means in the cache's dtype; do not quantise it")
     if plan.owns_index and options.rewrites is not None and vllm_config.use_v2_model_runner:
         reasons.append(
             "model runner V2 takes every dense pass for a new request, whose index is lost: set "

@@ -48,7 +48,7 @@ def cluster_mass(
         "cluster_mass",
         implementation,
         native=lambda: native.refusal(q, tree),
-        triton=lambda: refusals.refusal(q, slots, seq_lens, tree.means),
+        triton=lambda: refusals.refusal(q, slots, seq_lens) or refusals.dtype_refusal("a tensor", q, tree.means),
     )
     if chosen == "triton":
         from saccade.kernels.cluster_mass import triton

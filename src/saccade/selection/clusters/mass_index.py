@@ -103,7 +103,7 @@ class MassIndex:
 
     @property
     def nbytes(self) -> int:
-        return self.trees.nbytes
+        return self.trees.nbytes + (0 if self.table is None else self.table.edges.nbytes)
 
     @property
     def _groups(self) -> int:

@@ -17,14 +17,6 @@ def ordered_clusters(
     Radii are float64 distances of keys and centroids as these are stored, rounded so that none is below the exact one.
     What is absent may be anything: chunks of label L, which come last in `members`, and clusters of parent U, which
     come last of all. Neither counts in any radius or length.
-
-    Args:
-        keys: float32 `[P, S, d]`, of each group's chunks.
-        labels: int64 `[P, S]`, 0 to L: the cluster of each chunk.
-        centroids: `[P, L, d]` of the clusters, as they will be stored.
-        parents: int64 `[P, L]`, 0 to U: the unit of each cluster.
-        tops: `[P, U, d]`, centroids of the units, of the same dtype.
-        lengths: int64 `[P, S]`, tokens of each chunk.
     """
     clusters, units = centroids.shape[1], tops.shape[1]
     parents, numbers = parents.sort(dim=1, stable=True)

@@ -48,11 +48,13 @@ class Runs:
 
 def token_runs(settings: TokenSettings, new: Sequence[Intake], device: torch.device) -> Iterator[tuple[int, Runs]]:
     """Tokens of a block, and all blocks of so many that are to be planted; all of it is known on the host."""
-    blocks = [(size, start, one.slot) for one in new for start, size in settings.changed(one.kept, one.stop)]
+    blocks = [(size, start, one.slot, 0) for one in new for start, size in settings.changed(one.kept, one.stop)]
+    # Nothing is planted in an empty slot, so that what planting runs is compiled.
+    blocks += [(settings.capacity, 0, one.slot, settings.capacity) for one in new if one.stop == 0]
     for size, some in groupby(sorted(blocks), lambda block: block[0]):
         told = []
-        for _, start, slot in some:
-            begin = min(max(settings.sinks, start), start + size)
+        for _, start, slot, skipped in some:
+            begin = min(max(settings.sinks, start + skipped), start + size)
             made = -(-(start + size - begin) // settings.cluster_size)
             told.append((slot, start // settings.cluster_size, start, begin, start + size, made))
         columns = torch.tensor(told, dtype=torch.int64, device="cpu").to(device, non_blocking=True).unbind(1)

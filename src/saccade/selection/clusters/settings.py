@@ -75,11 +75,11 @@ class ClusterSettings:
 
     @property
     def cuts(self) -> Cuts:
-        return Cuts(self.sinks, self.chunk_min, self.chunk_max)
+        return Cuts(self.sinks, self.chunk_min if self.reads_text else self.chunk_max, self.chunk_max)
 
     def groups(self, length: int) -> int:
         """Room for the groups of a row of `length` tokens."""
-        return self.cuts.most(length) // self.replant + 1
+        return max(self.cuts.most(length) // self.replant + 1, -(-length // self.tokens))
 
     def touched(self, new: Intake) -> int:
         """The most groups of a row in which some of its chunks are new."""
