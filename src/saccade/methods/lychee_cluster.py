@@ -18,7 +18,7 @@ from .options import AtLeastOne, Budget, FirstDense, Number, Options, RectifyFie
 class LycheeClusterOptions(Options):
     """Options of `lychee_cluster`: budget 1024, chunks of 8 to 16 tokens (appendix A)."""
 
-    since = ("form", "paper"), ("chunking", "text"), ("pooling", "mean"), ("cluster_size", None), ("spread", None)
+    _since = ("form", "paper"), ("chunking", "text"), ("pooling", "mean"), ("cluster_size", None), ("spread", None)
 
     budget: Budget = 1024
     form: Literal["mass", "paper"] = "mass"

@@ -23,7 +23,7 @@ class LycheeDecodeOptions(CutOptions):
     Sinks and window are those of the authors' code, in shares of the set so that small budgets stay legal.
     """
 
-    since = ("sinks", 0), ("window", 0)
+    _since = ("sinks", 0), ("window", 0)
 
     roles: Roles | None = None
     """role file; or heads:0+7.2, layer 0 and KV head 2 of layer 7 retrieve, others reuse; layers:0+7; every:N"""

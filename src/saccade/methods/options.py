@@ -29,7 +29,7 @@ class Options(BaseModel):
     """Base of every policy's options: frozen, unknown keys refused, no silent conversions between kinds of value."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
-    since: ClassVar[tuple[tuple[str, Any], ...]] = ()
+    _since: ClassVar[tuple[tuple[str, Any], ...]] = ()
     """What options that came later say of a policy that was written down, with all that it had, before them."""
 
     @property

@@ -73,7 +73,7 @@ class Policy:
         known = kind.model_fields
         # An option that has gone since and was not given says nothing.
         given = {key: value for key, value in data["options"].items() if value is not None or key in known}
-        since = dict(kind.since)
+        since = dict(kind._since)
         before = since if known.keys() - since.keys() <= data["options"].keys() else {}
         return cls.create(data["name"], {**before, **given})
 
