@@ -9,6 +9,7 @@ import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 from unittest.mock import patch
@@ -17,6 +18,7 @@ import numpy as np
 import triton.runtime.interpreter as interpreter
 from triton.backends import backends
 
+sys.path.insert(0, str(Path(__file__).parents[1]))  # run in processes of their own
 from interpreting import quicken
 
 assert os.environ.get("TRITON_INTERPRET") == "1", "Triton reads it when it is imported"

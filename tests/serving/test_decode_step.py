@@ -29,7 +29,7 @@ from saccade.kernels.sparse_decode.api import sparse_decode
 from saccade.types import KVView, Selection, Softmax
 
 PAGES = "quest:budget=64,page=16,dense_layers=2"
-CLUSTERS = "lychee_cluster:budget=64"
+CLUSTERS = "lychee_cluster:form=paper,budget=64"
 
 
 def decode_step(engine: CudaEngine, rows: Sequence[Row]) -> DecodeStep:
@@ -134,7 +134,7 @@ def test_padding_changes_no_row_and_is_not_counted(monkeypatch: pytest.MonkeyPat
     assert all(steps == 2 for *_, steps in counts[0])
 
 
-@pytest.mark.parametrize("policy", [PAGES, CLUSTERS])
+@pytest.mark.parametrize("policy", [PAGES, CLUSTERS, "lychee_cluster:budget=64", "token_clusters:budget=64"])
 def test_the_whole_step_is_one_shape(policy: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever the lengths, also those that the budget covers, with rows that pad, are whole or are neither."""
     engine = CudaEngine(monkeypatch, policy, device="meta")

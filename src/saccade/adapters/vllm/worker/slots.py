@@ -126,7 +126,7 @@ class RequestSlots(Slots):
     def warm_up(self, batch: Batch, table: Tensor, lengths: Tensor) -> None:
         """Compile what taking tokens in needs, before a request does: of nobody's slot, which stays empty."""
         if not self._warm and self.index is not None:
-            views = self._views(lambda _: batch.picked([0], table, lengths))
+            views = self._views(lambda slots: batch.picked([0] * len(slots), table, lengths))
             self.index.take_in([Intake(self.count, 0, 0, 0)], views)
         self._warm = True
 
