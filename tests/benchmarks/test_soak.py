@@ -21,6 +21,7 @@ from claims.methods.whole_tree import WholeTree
 from commands import tiny_model, write_model
 from saccade.adapters.hf.run import sparsify
 from saccade.checkpoints.load import ModelSource
+from saccade.decode.stats import RunStats
 from saccade.selection.clusters.selector import ClusterSelector
 from trees import beside, edges_of
 
@@ -109,6 +110,18 @@ def test_an_interrupted_run_is_readable(folder: Path) -> None:
     assert [row["step"] for row in results["blocks"]] == [10]
 
 
+def watch(watched: Steadiness, spec: str, job: SoakJob, tokens: int) -> RunStats:
+    """Feed so many tokens to a row of 100 under a policy."""
+    model = tiny_model(ModelSource.locate(None).tokenizer(), 400, layers=LAYERS, kv_heads=KV_HEADS)
+    with sparsify(model, spec, tokenizer=job.tokenizer, observers=(watched,)) as run:
+        runner = Runner(model, run, job.tokens, 100)
+        watched.cache = runner.cache
+        runner.prefill()
+        with run.decoding():
+            runner.feed(tokens)
+        return run.stats()
+
+
 @pytest.mark.parametrize("spec", [CLUSTER, RESA, "quest:page=4,budget=32,dense_layers=1"])
 def test_watched_tokens_go_together_as_if_alone(folder: Path, spec: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The watched pass feeds several tokens a call; the sets must be those of single steps."""
@@ -117,14 +130,7 @@ def test_watched_tokens_go_together_as_if_alone(folder: Path, spec: str, monkeyp
     for together in (1, 32):
         monkeypatch.setattr(soak, "_TOGETHER", together)
         watched = Steadiness(4)
-        model = tiny_model(ModelSource.locate(None).tokenizer(), 400, layers=LAYERS, kv_heads=KV_HEADS)
-        with sparsify(model, spec, tokenizer=job.tokenizer, observers=(watched,)) as run:
-            runner = Runner(model, run, job.tokens, 100)
-            watched.cache = runner.cache
-            runner.prefill()
-            with run.decoding():
-                runner.feed(46)
-            assert run.stats().dense_passes == (46 // 6 if spec == RESA else 0)
+        assert watch(watched, spec, job, 46).dense_passes == (46 // 6 if spec == RESA else 0)
         series.append(watched.series())
     assert series[0] == series[1]
     assert series[0]["hit"]
@@ -162,13 +168,7 @@ def test_what_is_always_attended_is_not_retrieved(folder: Path, spec: str) -> No
             return chosen, among
 
     watched = Watched(4, random=True)
-    model = tiny_model(ModelSource.locate(None).tokenizer(), 400, layers=LAYERS, kv_heads=KV_HEADS)
-    with sparsify(model, spec, tokenizer=job.tokenizer, observers=(watched,)) as run:
-        runner = Runner(model, run, job.tokens, 100)
-        watched.cache = runner.cache
-        runner.prefill()
-        with run.decoding():
-            runner.feed(40)
+    watch(watched, spec, job, 40)
     # 64 tokens are up to 8 chunks of 8, so at most 8 clusters; 16 sinks and a buffer would be as many tokens more.
     assert all(0 < most <= 8 and most < among <= 146 // 4 + 1 for most, among in sizes)
     series = watched.series()

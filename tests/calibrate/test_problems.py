@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import json
 import re
 from dataclasses import replace
@@ -13,9 +12,9 @@ import pytest
 import torch
 from searching import guessed_task
 from tokenizers import Tokenizer, models, trainers
-from tokenizers.processors import TemplateProcessing
 from transformers import PreTrainedTokenizerFast
 
+import starting
 from saccade.calibrate.problems import TASKS, NeedleProblems, Problem
 from saccade.calibrate.task_file import FileProblems
 from saccade.checkpoints.load import ModelSource
@@ -44,11 +43,7 @@ def plain() -> Any:
 
 @pytest.fixture(scope="module")
 def with_start(plain: Any) -> Any:
-    """Puts a token before every text, as Llama's does."""
-    made = copy.deepcopy(plain)
-    made.backend_tokenizer.post_processor = TemplateProcessing(single="<s> $A", special_tokens=[("<s>", 5)])
-    assert made("a")["input_ids"][0] == 5
-    return made
+    return starting.with_start(plain)
 
 
 @pytest.fixture(scope="module")

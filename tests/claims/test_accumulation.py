@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import copy
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from tokenizers.processors import TemplateProcessing
 from transformers import DynamicCache
 
+import starting
 from claims.accumulation import passages
 from claims.accumulation.accumulation import (
     DECODE_ONLY,
@@ -43,10 +42,7 @@ def plain() -> Any:
 
 @pytest.fixture(scope="module")
 def with_start(plain: Any) -> Any:
-    """Puts a token before every text, as Llama's does."""
-    made = copy.deepcopy(plain)
-    made.backend_tokenizer.post_processor = TemplateProcessing(single="<s> $A", special_tokens=[("<s>", 5)])
-    return made
+    return starting.with_start(plain)
 
 
 @pytest.fixture(scope="module")

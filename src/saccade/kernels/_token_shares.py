@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from saccade.kernels._mass_tree import MassSettings, MassTree
 
@@ -15,17 +16,17 @@ def token_scores(products: Tensor, q: Tensor, tree: MassTree, slots: Tensor, set
     grouped = products.unflatten(1, (heads, -1))
     deviation = torch.linalg.vector_norm(q.float(), dim=-1) * (spread * q.shape[2] ** -0.5)
     sizes, spreads = (held.index_select(0, slots)[:, :, None] for held in (tree.sizes, tree.spreads))
-    logits = scale * (grouped + deviation.view(*grouped.shape[:3], 1) * spreads) + sizes.log()
+    logits = scale * (grouped + deviation.view(*grouped.shape[:3], 1) * spreads) + sizes.clamp(min=1).log()
     # Where nothing is indexed all is -inf, and no share of it is anything.
     shares = torch.where(sizes > 0, torch.where(sizes > 0, logits, -torch.inf).softmax(-1), 0.0)
     scores = shares.flatten(1, 2) if each else shares.sum(2)
     position = torch.arange(width, device=q.device)
+    labels = tree.labels[:, :, :width].index_select(0, slots)
+    places = pad(labels, (0, width - labels.shape[2])) + position.div(tree.tokens, rounding_mode="floor") * tree.sets
     # Behind the last indexed token a label may be anything.
-    inside = position.clamp(max=tree.labels.shape[2] - 1)
-    labels = tree.labels[:, :, :width].index_select(0, slots).index_select(-1, inside).long()
-    places = labels + torch.div(position, tree.tokens, rounding_mode="floor") * tree.sets
+    places = places.clamp_(0, scores.shape[-1] - 1)
     if each:
         places = places.repeat_interleave(grouped.shape[2], dim=1)
     ends = tree.ends.index_select(0, slots)[:, None]
     always = (position < sinks) | (position >= ends)
-    return scores.gather(-1, places.clamp(0, scores.shape[-1] - 1)).masked_fill(always[:, None], torch.inf)
+    return scores.gather(-1, places).masked_fill_(always[:, None], torch.inf)

@@ -12,7 +12,7 @@ from ..selection.clusters.selector import ClusterSelector
 from ..selection.selector import Selector
 from ..types import ModelShape
 from .method import Method
-from .options import AtLeastOne, Budget, FirstDense, Number, Options, RectifyField, Sinks, moved
+from .options import AtLeastOne, Budget, FirstDense, Options, RectifyField, Sinks, Spread, moved
 
 
 class LycheeClusterOptions(Options):
@@ -38,7 +38,7 @@ class LycheeClusterOptions(Options):
     """how a chunk's keys become one; max belongs to form=paper (table 3)"""
     cluster_size: Annotated[AtLeastOne, Field(le=8)] | None = None
     """form=paper: chunks of a cluster, on average (appendix E); not given: 2"""
-    spread: Annotated[float, Field(ge=0, le=4, allow_inf_nan=False), Number] | None = None
+    spread: Spread | None = None
     """form=mass: standard deviations above its mean that a chunk's q·k is taken to be; not given: 3"""
     dense_layers: FirstDense = None
     rectify: RectifyField = None
@@ -60,8 +60,8 @@ class LycheeClusterOptions(Options):
             raise ValueError(f"spread={self.spread:g} belongs to form=mass, but the form is paper")
 
 
-def plan(options: LycheeClusterOptions, shape: ModelShape) -> Plan:
-    """Every layer behind the dense ones searches its own index of chunks, one set per KV head."""
+def plan(options: Any, shape: ModelShape) -> Plan:
+    """Every layer behind the dense ones searches its own index; of options with a selector and `dense_layers`."""
     return Plan(options.selector, layer_roles(shape, dense_unless_told(shape, options.dense_layers)))
 
 

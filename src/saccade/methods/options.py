@@ -107,6 +107,7 @@ Recent = Annotated[
     Field(ge=0, le=1, allow_inf_nan=False, description="share of the budget kept for sinks and recent tokens"),
     Number,
 ]
+Spread = Annotated[float, Field(ge=0, le=4, allow_inf_nan=False), Number]
 DenseLayers = Annotated[Whole, Field(ge=0, description="how many first layers attend to everything")]
 FirstDense = Annotated[
     DenseLayers | None,

@@ -6,15 +6,14 @@ from typing import Annotated
 
 from pydantic import Field
 
-from ..plans.plan import Plan, dense_unless_told, layer_roles
 from ..selection.clusters.mass_selector import TokenSelector
-from ..types import ModelShape
+from .lychee_cluster import plan
 from .method import Method
-from .options import AtLeastOne, Budget, FirstDense, Heads, Number, Options, RectifyField, Sinks
+from .options import AtLeastOne, Budget, FirstDense, Heads, Options, RectifyField, Sinks, Spread
 
 
 class TokenClustersOptions(Options):
-    """Options of `token_clusters`; the defaults are those that were measured."""
+    """Options of `token_clusters`."""
 
     budget: Budget = 1024
     sinks: Sinks = 16
@@ -24,7 +23,7 @@ class TokenClustersOptions(Options):
     """tokens of a cluster, on average: 4, 8, 16 or 32; 16 reads half as much"""
     group: Annotated[AtLeastOne, Field(ge=128, le=8192)] = 2048
     """tokens that are clustered together, a power of two"""
-    spread: Annotated[float, Field(ge=0, le=4, allow_inf_nan=False), Number] = 2.0
+    spread: Spread = 2.0
     """standard deviations above its mean that a cluster's q·k is taken to be"""
     heads: Heads = "kv"
     """a set per KV head or per query head"""
@@ -35,11 +34,6 @@ class TokenClustersOptions(Options):
     def selector(self) -> TokenSelector:
         settings = self.model_dump(exclude={"dense_layers", "rectify"})
         return TokenSelector(**settings, every=0 if self.rectify is None else self.rectify.every)
-
-
-def plan(options: TokenClustersOptions, shape: ModelShape) -> Plan:
-    """Every layer behind the dense ones searches its own clusters."""
-    return Plan(options.selector, layer_roles(shape, dense_unless_told(shape, options.dense_layers)))
 
 
 METHOD = Method(

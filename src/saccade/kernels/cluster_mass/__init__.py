@@ -1,1 +1,1 @@
-"""The best k positions of every row, exactly."""
+"""Scores of tokens by the attention mass that the sets they are in should draw."""

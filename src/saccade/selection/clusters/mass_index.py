@@ -19,9 +19,10 @@ from .mass_plant import Means, alike
 from .runs import Runs, chunk_runs, token_runs
 from .settings import ClusterSettings
 from .token_settings import TokenSettings
+from .tree import put
 
 TOGETHER = {"cpu": 2**10}
-"""Tokens of all heads that are looked at together, elsewhere 2^17: a kilobyte each, and few leave a device idle."""
+"""Tokens of all heads that are looked at together, elsewhere 2^17: each takes some five keys in float32 meanwhile."""
 
 
 class MassIndex:
@@ -182,22 +183,9 @@ class MassIndex:
             own = labels.unflatten(0, (len(kvs), -1, heads)) + (runs.place % self.settings.sets)[:, None, None]
             moved = torch.arange(tokens, device=own.device) - (runs.begin - runs.start)[:, None]
             own = own.gather(3, moved.clamp(min=0)[:, None].expand_as(own))
-            _put(trees.labels[layers], own, runs.slots, runs.start)
+            put(trees.labels[layers], own, runs.slots, runs.start)
         for target, values in ((trees.means, found.means), (trees.spreads, found.spreads), (trees.sizes, found.sizes)):
-            _put(target[layers], values.unflatten(0, (len(kvs), -1, heads)), runs.slots, runs.place)
-
-
-def _put(target: Tensor, values: Tensor, slots: Tensor, start: Tensor) -> None:
-    """Write `[L, n, H, w, ...]` into the slots of `[L, R, H, N, ...]` from a place on."""
-    width = values.shape[3]
-    if slots.is_cpu:
-        # Several times as fast as an index.
-        for number, (slot, place) in enumerate(zip(slots.tolist(), start.tolist(), strict=True)):
-            target[:, slot, :, place : place + width] = values[:, number]
-        return
-    head = torch.arange(target.shape[2], device=target.device)[:, None]
-    at = (start[:, None] + torch.arange(width, device=target.device))[:, None]
-    target[:, slots[:, None, None], head, at] = values.to(target.dtype)
+            put(target[layers], values.unflatten(0, (len(kvs), -1, heads)), runs.slots, runs.place)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

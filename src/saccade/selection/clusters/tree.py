@@ -89,14 +89,20 @@ def write(trees: ClusterTree, first: int, settings: ClusterSettings, planted: Pl
             # Where the last of a group ends, the first of the next one begins; of the last group the slot ends.
             values = torch.minimum(pad(values, (0, 1), value=_BEYOND), groups.totals[counted][:, None, None])
         target, places = getattr(trees, name)[first : first + len(values)], _places(name, settings)
-        at = groups.numbers[:, :1] * places + torch.arange(values.shape[3], device=target.device)
-        if slots.is_cpu:
-            # Several times as fast as an index.
-            for number, (slot, start) in enumerate(zip(slots.tolist(), at[:, 0].tolist(), strict=True)):
-                target[:, slot, :, start : start + values.shape[3]] = values[:, number]
-            continue
-        head = torch.arange(heads, device=target.device)[:, None]
-        target[:, slots[:, None, None], head, at[:, None]] = values.to(target.dtype)
+        put(target, values, slots, groups.numbers[:, 0] * places)
+
+
+def put(target: Tensor, values: Tensor, slots: Tensor, start: Tensor) -> None:
+    """Write `[L, n, H, w, ...]` into the slots of `[L, R, H, N, ...]` from a place on; both are int64 `[n]`."""
+    width = values.shape[3]
+    if slots.is_cpu:
+        # Several times as fast as an index.
+        for number, (slot, place) in enumerate(zip(slots.tolist(), start.tolist(), strict=True)):
+            target[:, slot, :, place : place + width] = values[:, number]
+        return
+    head = torch.arange(target.shape[2], device=target.device)[:, None]
+    at = (start[:, None] + torch.arange(width, device=target.device))[:, None]
+    target[:, slots[:, None, None], head, at] = values.to(target.dtype)
 
 
 @functools.cache
