@@ -2,8 +2,8 @@
 
 import saccade
 
-from .methods import lazy_clusters, random_head, text_pages, whole_tree
+from .methods import cuts_anywhere, lazy_clusters, random_head, text_pages, whole_tree
 
 # Here, so that every process that plans an arm knows them.
-for _module in (lazy_clusters, random_head, text_pages, whole_tree):
+for _module in (cuts_anywhere, lazy_clusters, random_head, text_pages, whole_tree):
     saccade.register(_module.METHOD)

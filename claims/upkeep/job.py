@@ -12,6 +12,7 @@ from saccade.eval.output import whole_numbers
 from saccade.eval.subject import Subject
 from saccade.plans.plan import Plan
 from saccade.recipes.machine import environment
+from saccade.text.levels import break_codes
 
 from ..subject import plain_subject
 from .texts import Stretch, stretches
@@ -77,7 +78,10 @@ class UpkeepJob:
 
     def experiment(self, model: Any) -> Experiment:
         """The experiment, ready to run."""
-        levels, names = delimiter_table(self.subject.tokenizer), ("prompt", "tokens", "every", "queries", "spacing")
+        levels, names = (
+            delimiter_table(self.subject.tokenizer, break_codes),
+            ("prompt", "tokens", "every", "queries", "spacing"),
+        )
         sizes = {name: getattr(self.settings, name) for name in names}
         return Experiment(model, levels, self.texts, self.plans, self.variants, self.layers, **sizes)
 

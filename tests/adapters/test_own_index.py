@@ -12,7 +12,7 @@ import saccade
 from forcing import sparse_below_the_budget
 from own_index import MODULE, NAMES
 from own_method import installed
-from saccade.text.levels import delimiter_levels
+from saccade.text.levels import break_codes
 
 from . import tiny
 from .test_chunks import letters
@@ -39,7 +39,7 @@ class Naive:
         if selection is None:
             return
         session = self.run._hook.latest.session  # type: ignore[attr-defined]
-        levels = delimiter_levels(letters().batch_decode([[token] for token in range(tiny.VOCABULARY)]))
+        levels = break_codes(letters().batch_decode([[token] for token in range(tiny.VOCABULARY)]))
         for row, (start, length) in enumerate(kv.rows.bounds):
             stop = min(length - 1, session.final.boundary - start) // BUFFER * BUFFER if length > BUDGET else 0
             best = [*range(stop)]

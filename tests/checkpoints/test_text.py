@@ -13,6 +13,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, DynamicCache, PreT
 import saccade
 from saccade.checkpoints.bundled import model_path
 from saccade.checkpoints.text import delimiter_table
+from saccade.text.levels import break_codes
 from trees import edges_of
 
 SPEC = "lychee_cluster:budget=128,sinks=3"
@@ -74,6 +75,18 @@ def test_fixed_chunks_need_no_tokenizer() -> None:
 
 def test_every_piece_of_the_vocabulary_has_a_level() -> None:
     tokenizer = bundled()[1]
-    table = delimiter_table(tokenizer)
-    assert len(table) == len(tokenizer) and set(table) == {0, 1, 2, 3, 4}
-    assert delimiter_table(tokenizer) is table
+    table = delimiter_table(tokenizer, break_codes)
+    assert len(table) == len(tokenizer) and {code & 7 for code in table} == {0, 1, 2, 3, 4, 5}
+    assert delimiter_table(tokenizer, break_codes) is table
+
+
+def test_a_method_reads_the_vocabulary_in_its_own_way() -> None:
+    model, tokenizer = bundled()
+    ids, cut = tokenizer("one.attribute of many words, in a row " * 40, return_tensors="pt")["input_ids"], []
+    for name in ("lychee_cluster", "cuts_anywhere"):
+        with saccade.sparsify(model, SPEC.replace("lychee_cluster", name), tokenizer=tokenizer) as run:
+            cache = DynamicCache()
+            model.generate(ids, past_key_values=cache, max_new_tokens=3, do_sample=False)
+            assert run.stats().sparse_steps
+            cut.append(edges_of(next(iter(cache.layers[0].session.state.indexes.index.layers.values()))))
+    assert cut[0] != cut[1]

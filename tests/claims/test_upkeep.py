@@ -24,6 +24,7 @@ from saccade.decode.recall import RecallObserver
 from saccade.decode.state import own_indexes
 from saccade.errors import DocumentError
 from saccade.text.history import TokenHistory
+from saccade.text.levels import break_codes
 from saccade.types import Selection
 from walking import among
 
@@ -45,7 +46,7 @@ def experiment(model: Any, tokenizer: Any) -> Experiment:
     }
     texts = stretches(tokenizer, 2, PROMPT + TOKENS + SPAN)
     sizes = {"prompt": PROMPT, "tokens": TOKENS, "every": EVERY, "queries": QUERIES, "spacing": SPACING}
-    experiment = Experiment(model, delimiter_table(tokenizer), texts, plans, ALL, (2, 3, 4), **sizes)
+    experiment = Experiment(model, delimiter_table(tokenizer, break_codes), texts, plans, ALL, (2, 3, 4), **sizes)
     told: list[str] = []
     experiment.run(told.append)
     assert len(told) == experiment.units

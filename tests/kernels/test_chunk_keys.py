@@ -20,7 +20,7 @@ from saccade.errors import KernelError
 from saccade.kernels._dispatch import Implementation
 from saccade.kernels._native.library import library
 from saccade.kernels.chunk_keys import reference
-from saccade.kernels.chunk_keys.api import ChunkPooling, chunk_keys
+from saccade.kernels.chunk_keys.api import ChunkPooling, chunk_keys, token_keys
 from saccade.types import KVView, Rows
 
 poolings = st.sampled_from(("mean", "max"))
@@ -196,3 +196,18 @@ def test_errors() -> None:
     strided = make_case(layout="strided", lengths=[8], kv_heads=3, group=1, head_dim=8)
     with pytest.raises(KernelError, match="implementation 'native' cannot take this call"):
         chunk_keys(strided.kv, table([[0, 4]]), longest=4, implementation="native")
+
+
+@pytest.mark.parametrize("layout", ["buffer", "paged", "strided"])
+def test_keys_of_tokens_are_those_of_the_cache(layout: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With the library and without; what lies behind the end is zero."""
+    case = make_case(layout=layout, lengths=[40, 9], kv_heads=2, group=1, head_dim=16, padding=3)
+    for _ in range(2):
+        found = token_keys((case.kv, case.kv), torch.tensor([3, 0]), 12, torch.tensor([20, 7]))
+        for row, (first, end) in enumerate(((3, 15), (0, 7))):
+            for head in range(2):
+                expected = np.zeros((12, 16))
+                expected[: end - first] = case.keys[row][head][first:end]
+                for layer in range(2):
+                    assert found[layer, row, head].double().numpy().tolist() == expected.tolist()
+        monkeypatch.setattr("saccade.kernels.chunk_keys.api.cache_refusal", lambda *_: "none here")

@@ -12,12 +12,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from saccade.text.history import TokenHistory
-from saccade.text.levels import delimiter_levels
+from saccade.text.levels import break_codes
 from saccade.text.table import ChunkTable, Cuts
 from saccade.types import Intake
 
-LEVELS = (0, 1, 2, 3, 4)
-UNKNOWN = 5
+NEWLINE = break_codes(["\n"])[0]
+LEVELS = (0, 1, 2, 3, 4, *break_codes([",x", "]x"]), NEWLINE)
+BEHIND, FRONT = {1: 1, 2: 2, 3: 3, 4: 4, 7: 2}, {5: 3, 6: 1, 7: 5}
+"""Levels around ids; two newlines are a blank line."""
+UNKNOWN = 8
 
 
 def table_of(cuts: Cuts, ids: Sequence[Sequence[int]], levels: Sequence[int] = LEVELS) -> ChunkTable:
@@ -37,13 +40,20 @@ def edges(table: ChunkTable, row: int = 0) -> list[int]:
 
 
 def naive(levels: Sequence[int], cuts: Cuts, stop: int) -> list[int]:
-    """Cut behind the strongest delimiter, among equals the latest (section 4.3), once the window is full."""
+    """Cut at the strongest break, among equals the latest (section 4.3), once the window is full."""
     found = [cuts.first]
+
+    def strength(at: int, last: int) -> int:
+        """Of the break behind token `at`; what follows the last one of the window does not count."""
+        after = FRONT.get(levels[at + 1], 6) if at < last else 6
+        blank = 1 if at and levels[at - 1] == levels[at] == 7 else 6
+        return min(BEHIND.get(levels[at], 6), after, blank)
+
     while found[-1] + cuts.longest <= stop:
         window = levels[found[-1] : found[-1] + cuts.longest]
         allowed = range(cuts.shortest, cuts.longest + 1)
-        strength = {n: window[n - 1] for n in allowed if window[n - 1] > 0}
-        length = max(n for n in strength if strength[n] == min(strength.values())) if strength else cuts.longest
+        levels_of = {n: strength(found[-1] + n - 1, found[-1] + cuts.longest - 1) for n in allowed}
+        length = max(n for n in allowed if levels_of[n] == min(levels_of.values()))
         found.append(found[-1] + (cuts.longest if UNKNOWN in window else length))
     return found
 
@@ -59,7 +69,7 @@ def sizes(draw: st.DrawFn) -> Cuts:
 @given(cuts=sizes(), data=st.data())
 def test_against_a_naive_cut(cuts: Cuts, data: st.DataObject) -> None:
     """Rows of any length, in pieces, cleared and fed other tokens: the chunks are those of the tokens there are."""
-    tokens = st.lists(st.sampled_from([0, 0, 1, 2, 3, 4, UNKNOWN]), min_size=1, max_size=90)
+    tokens = st.lists(st.sampled_from([0, 0, 0, *range(1, UNKNOWN + 1), 7]), min_size=1, max_size=90)
     ids = data.draw(st.lists(tokens, min_size=1, max_size=3))
     table = table_of(cuts, ids)
     history = table.text
@@ -107,6 +117,15 @@ def test_what_was_cut_is_cut_again_only_where_it_was_forgotten() -> None:
     assert (edges(table, 0), edges(table, 1)) == (naive(text, cuts, 39), naive([0] * 39, cuts, 39))
 
 
+def test_a_delimiter_that_begins_in_front_of_what_is_cut_counts() -> None:
+    """Token by token, and at once."""
+    cuts, text = Cuts(1, 1, 3), [7, 7, 2, 0] * 9
+    table = table_of(cuts, [text])
+    for stop in range(1, len(text)):
+        table.take_in([Intake(0, 0, 0, stop)])
+        assert edges(table) == naive(text, cuts, stop)
+
+
 def test_rows_are_added_and_move() -> None:
     table = table_of(Cuts(1, 2, 4), [[0] * 40, [0] * 40])
     table.take_in([Intake(0, 0, 0, 21), Intake(1, 0, 0, 9)])
@@ -129,7 +148,7 @@ def test_without_levels_chunks_have_one_length() -> None:
 def chunks_of(text: str, minimum: int, maximum: int) -> list[str]:
     """A text cut with words, spaces and marks as tokens, as if more text followed."""
     tokens = re.findall(r"\n+|\w+|[^\w\n]", text)
-    levels = [*delimiter_levels(tokens), 0]
+    levels = [*break_codes(tokens), 0]
     ids = [*range(len(tokens)), *[len(tokens)] * maximum]
     table = table_of(Cuts(0, minimum, maximum), [ids], levels)
     table.take_in([Intake(0, 0, 0, len(ids))])

@@ -1,4 +1,4 @@
-"""From a tokenizer to what chunking knows of a text: the strongest delimiter in every piece of the vocabulary."""
+"""From a tokenizer to what chunking knows of a text: how it breaks around every piece of the vocabulary."""
 
 from __future__ import annotations
 
@@ -6,16 +6,15 @@ from collections.abc import Sequence
 from typing import Any
 from weakref import WeakKeyDictionary
 
-from ..text.levels import delimiter_levels
+from ..text.levels import Codes
 
-_tables: WeakKeyDictionary[Any, Sequence[int]] = WeakKeyDictionary()
+_tables: WeakKeyDictionary[Any, dict[Codes, Sequence[int]]] = WeakKeyDictionary()
 
 
-def delimiter_table(tokenizer: Any) -> Sequence[int]:
-    """Delimiter level of every vocabulary id, 0 for none; made once per tokenizer, which takes a second or two."""
-    table = _tables.get(tokenizer)
-    if table is None:
+def delimiter_table(tokenizer: Any, codes: Codes) -> Sequence[int]:
+    """What `codes` makes of every vocabulary id's text; made once per tokenizer, which takes a second or two."""
+    tables = _tables.setdefault(tokenizer, {})
+    if codes not in tables:
         tokens = [[token] for token in range(len(tokenizer))]
-        pieces = tokenizer.batch_decode(tokens, clean_up_tokenization_spaces=False)
-        table = _tables[tokenizer] = delimiter_levels(pieces)
-    return table
+        tables[codes] = codes(tokenizer.batch_decode(tokens, clean_up_tokenization_spaces=False))
+    return tables[codes]

@@ -10,6 +10,7 @@ from ..errors import PolicyError
 from ..selection.index import NOWHERE, KeySizes, SlotIndex, SlotSizes
 from ..selection.selector import Selector
 from ..text.feed import TokenFeed
+from ..text.levels import Codes, break_codes
 from ..types import ModelShape, Role
 from .roles import RoleMap
 
@@ -56,6 +57,11 @@ class Plan:
     def reads_text(self) -> bool:
         """Whether that index looks at the tokens' text."""
         return self.selector is not None and self.selector.reads_text
+
+    @property
+    def codes(self) -> Codes:
+        """What it looks at: numbers of the vocabulary's pieces."""
+        return break_codes if self.selector is None else self.selector.codes
 
     @property
     def bounds_page(self) -> int | None:

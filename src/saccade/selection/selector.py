@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from ..errors import PolicyError
+from ..text.levels import Codes, break_codes
 from ..types import HeadGrouping, KVView, Pooling, Rows, Selection
 from .costs import SCORE_BYTES, Bytes, Costs
 from .index import Index, PageIndex, SlotIndex, SlotSizes
@@ -105,6 +106,7 @@ class Selector(Costs):
             None.
         owns_index: whether it has one in slots, which takes tokens in between steps.
         reads_text: whether that index looks at the tokens' text, so that somebody must know their ids.
+        codes: what it looks at: numbers of the vocabulary's pieces.
         granule: tokens of a row's last unit, if it is chosen unseen and an index may wait until it is full; else 1.
     """
 
@@ -129,6 +131,10 @@ class Selector(Costs):
     @property
     def reads_text(self) -> bool:
         return False
+
+    @property
+    def codes(self) -> Codes:
+        return break_codes
 
     @property
     def granule(self) -> int:

@@ -1,4 +1,4 @@
-"""Token ids of the sequences in slots, and the delimiter levels that a table of chunks reads of them."""
+"""Token ids of the sequences in slots, and what a table of chunks reads of their text."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class TokenFeed(ABC):
     """What the sequences in the slots of an index were fed; a runtime has its own.
 
     Attributes:
-        levels: delimiter level of every vocabulary id (`saccade.text.levels`), None without a tokenizer.
+        levels: how text breaks around every vocabulary id (`saccade.text.levels`), None without a tokenizer.
         unread: whether text was asked for where none is known, as where a model was fed embeddings.
     """
 
@@ -34,16 +34,16 @@ class TokenFeed(ABC):
         """Ids at slots `start..stop` of a row of the cache, int32 or int64; -1: unknown."""
 
     def window(self, spans: Sequence[tuple[int, int, int]], device: torch.device) -> Tensor:
-        """Delimiter levels int8 `[n, w]` at slots `start..stop` of a row, for each `(row, start, stop)`.
+        """Those numbers, int32 `[n, w]`, at slots `start..stop` of a row, for each `(row, start, stop)`.
 
         -1: unknown, or behind the stop of one that is shorter than others.
         """
         if self.levels is None:
             width = max(stop - start for _, start, stop in spans)
-            return torch.full((len(spans), width), UNKNOWN, dtype=torch.int8, device=device)
+            return torch.full((len(spans), width), UNKNOWN, dtype=torch.int32, device=device)
         if self._table is None:
             # The last place stands for every id that is not in the vocabulary.
-            table = torch.tensor([*self.levels, UNKNOWN], dtype=torch.int8, device="cpu")
+            table = torch.tensor([*self.levels, UNKNOWN], dtype=torch.int32, device="cpu")
             self._table = table.to(device, non_blocking=True)
         read = [self.read(*span).to(device, non_blocking=True) for span in spans]
         ids = pad_sequence(read, batch_first=True, padding_value=_ABSENT)

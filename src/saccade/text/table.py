@@ -11,7 +11,7 @@ from torch.nn.functional import pad
 
 from ..types import Intake
 from .feed import UNKNOWN, TokenFeed
-from .levels import WEAKEST
+from .levels import breaks
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,15 +102,15 @@ class ChunkTable:
     def _cut(self, new: Sequence[Intake]) -> None:
         """Cut rows to their `stop`, from the last chunk that is decided on."""
         cuts, device = self.cuts, self.edges.device
-        # Behind it, no cut is known yet.
-        bases = [max(self._cut_to[one.slot] - cuts.longest + 1, cuts.first) for one in new]
+        # Behind it, no cut is known yet; the token in front of it may share a delimiter with its first one.
+        bases = [max(self._cut_to[one.slot] - cuts.longest, cuts.first - 1, 0) for one in new]
         width = max(one.stop - base for one, base in zip(new, bases, strict=True))
         if width < cuts.longest:
             return
         told = [(one.slot, self._cut_to[one.slot], at, one.stop) for one, at in zip(new, bases, strict=True)]
         chosen, known, base, stops = torch.tensor(told, device="cpu").to(device, non_blocking=True).unbind(1)
         settled, edges = self.counted(chosen, known), self.edges.index_select(0, chosen)
-        follows = self._following(self._levels(new, bases, width), stops - base)
+        follows = self._following(self._codes(new, bases, width), stops - base)
         start = edges.gather(1, settled[:, None]).long() - base[:, None]
         reached = _reached(follows, start, width // cuts.shortest)
         places = settled[:, None] + reached.cumsum(1) - 1
@@ -121,29 +121,30 @@ class ChunkTable:
         wide = pad(torch.where(standing, edges, cuts.first), (0, 1))
         self.edges.index_copy_(0, chosen, wide.scatter_(1, target, position)[:, :-1])
 
-    def _levels(self, new: Sequence[Intake], bases: Sequence[int], width: int) -> Tensor:
-        """Of each row's tokens from a base to its stop, int8 `[n, width]`; -1: unknown, or behind the stop."""
+    def _codes(self, new: Sequence[Intake], bases: Sequence[int], width: int) -> Tensor:
+        """Codes of each row's tokens from a base to its stop, int32 `[n, width]`; -1: unknown, or behind the stop."""
         if self.text is None:
-            return torch.full((len(new), width), UNKNOWN, dtype=torch.int8, device=self.edges.device)
+            return torch.full((len(new), width), UNKNOWN, dtype=torch.int32, device=self.edges.device)
         pairs = zip(new, bases, strict=True)
         spans = [(one.slot, one.origin + base, one.origin + max(base, one.stop)) for one, base in pairs]
         return self.text.window(spans, self.edges.device)
 
-    def _following(self, levels: Tensor, limits: Tensor) -> Tensor:
-        """Where a chunk ends that starts at place i of `levels`, int64 `[n, width + 1]`; i: it cannot be cut yet.
+    def _following(self, codes: Tensor, limits: Tensor) -> Tensor:
+        """Where a chunk ends that starts at place i of `codes`, int64 `[n, width + 1]`; i: it cannot be cut yet.
 
-        Such a window of `longest` tokens is cut behind its latest token of the strongest level among those that leave
-        it long enough (LycheeCluster, section 4.3).
+        Such a window of `longest` tokens is cut at its latest break of the strongest level among those that leave it
+        long enough (LycheeCluster, section 4.3). What follows the window does not count.
         """
         cuts = self.cuts
-        ends = levels[:, cuts.shortest - 1 :].long()
-        ends = torch.where(ends > 0, ends, WEAKEST).unfold(1, cuts.longest - cuts.shortest + 1, 1)
+        levels, own = breaks(codes)
+        ends = levels[:, cuts.shortest - 1 :].unfold(1, cuts.longest - cuts.shortest + 1, 1)
+        ends = torch.cat((ends[..., :-1], own[:, cuts.longest - 1 :, None]), 2).long()
         choices = ends.shape[2]
-        backwards = torch.arange(choices - 1, -1, -1, device=levels.device)
+        backwards = torch.arange(choices - 1, -1, -1, device=codes.device)
         latest = choices - 1 - (ends * choices + backwards).amin(2) % choices
-        unknown = (levels < 0).unfold(1, cuts.longest, 1).any(2)
+        unknown = (codes < 0).unfold(1, cuts.longest, 1).any(2)
         lengths = torch.where(unknown, cuts.longest, cuts.shortest + latest)
-        place = torch.arange(levels.shape[1] + 1, device=levels.device).expand(len(levels), -1)
+        place = torch.arange(codes.shape[1] + 1, device=codes.device).expand(len(codes), -1)
         lengths = pad(lengths, (0, place.shape[1] - lengths.shape[1]))
         return torch.where(place + cuts.longest <= limits[:, None], place + lengths, place)
 

@@ -221,7 +221,8 @@ class Probe:
         rows, walks = self._rows, self._walks
         asked = [row for row, one in enumerate(walks) if one.steps == walk]
         rows.plan = clean(policy).plan(shape_of(self._model.config))
-        rows.levels = delimiter_table(tokenizer) if rows.plan.reads_text and tokenizer is not None else None
+        reads = rows.plan.reads_text and tokenizer is not None
+        rows.levels = delimiter_table(tokenizer, rows.plan.codes) if reads else None
         with nullcontext() if self._attach is None else self._attach(self._model, Policy.from_spec("dense"), None):
             for first in range(0, len(asked), self._most):
                 for going, steps in self._stretches(asked[first : first + self._most]):

@@ -67,7 +67,7 @@ class Run:
             if tokenizer is None:
                 self._notes += (f"{policy.name}: no tokenizer was given, so chunks have a fixed length",)
             else:
-                levels = delimiter_table(tokenizer)
+                levels = delimiter_table(tokenizer, plan.codes)
         self.counters = Counters(len(plan.roles.layers))
         self._rectified = Rectifications()
         self._recall = RecallObserver(plan.roles.concerned) if recall else None

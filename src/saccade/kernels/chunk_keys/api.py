@@ -12,8 +12,8 @@ from saccade.errors import KernelError
 from saccade.kernels._checks import check_integers
 from saccade.kernels._dispatch import Implementation, choose
 from saccade.kernels._flat import host_bounds
+from saccade.kernels._gather import gather_tokens
 from saccade.kernels._native.attention import cache_refusal
-from saccade.kernels._triton import refusals
 from saccade.kernels.chunk_keys import native, reference
 from saccade.types import KVView
 
@@ -39,9 +39,8 @@ def chunk_keys(
         longest: host bound on the tokens of a chunk.
         pooling: "mean" or the elementwise "max".
         implementation: "native" needs a mean, a float32 or bfloat16 CPU cache, head dim a multiple of 16 up to 256,
-            int32 rows and the library that the install builds where there is a C compiler; "triton" a mean and a CUDA
-            device, for float8_e4m3fn one of compute capability 8.9. "auto" takes the first that can run of these, else
-            the reference.
+            int32 rows and the library that the install builds where there is a C compiler; "auto" takes it where it can
+            run, else the reference.
 
     Returns:
         float32 `[B, Hkv, C, d]`; zeros where there is no chunk, and a pooled key of zeros stays zero.
@@ -74,25 +73,21 @@ def token_keys(kvs: Sequence[KVView], first: Tensor, count: int, end: Tensor) ->
 
     Of L layers whose rows are alike; both are int64 `[B]`, logical positions.
     """
-    edges = torch.minimum(first[:, None] + torch.arange(count + 1, device=first.device), end[:, None]).int()
-    return torch.stack([_pooled(kv, edges, 1, "mean", "auto") for kv in kvs])
+    positions = first[:, None] + torch.arange(count + 1, device=first.device)
+    edges = torch.minimum(positions, end[:, None]).int()
+    if cache_refusal(kvs[0], edges) is None:
+        return torch.stack([native.pool(kv, edges) for kv in kvs])
+    absent = (positions[:, :-1] >= end[:, None])[:, None, :, None]
+    views = (kv.in_rows() for kv in kvs)
+    read = (gather_tokens(kv.k, kv.k_scale, kv.rows, positions[:, :-1]).transpose(1, 2) for kv in views)
+    return torch.stack([tokens.masked_fill(absent, 0.0) for tokens in read])
 
 
 def _pooled(kv: KVView, edges: Tensor, longest: int, pooling: ChunkPooling, implementation: Implementation) -> Tensor:
     """Pooled keys `[B, Hkv, C, d]`, not yet of unit length."""
     _check(kv, edges, longest)
     slow = None if pooling == "mean" else f"pooling={pooling} has a reference alone"
-    chosen = choose(
-        "chunk_keys",
-        implementation,
-        native=lambda: slow or cache_refusal(kv, edges),
-        triton=lambda: slow or refusals.refusal(kv.k, kv.rows.seq_lens) or refusals.dtype_refusal("a tensor", kv.k),
-    )
-    if chosen == "triton":
-        from saccade.kernels.chunk_keys import triton
-
-        return triton.pool(kv.in_rows(), edges)
-    if chosen == "native":
+    if choose("chunk_keys", implementation, native=lambda: slow or cache_refusal(kv, edges)) == "native":
         return native.pool(kv, edges)
     return reference.pool(kv.in_rows(), edges, longest, pooling)
 

@@ -84,7 +84,7 @@ class Serving:
         plan: of this rank's heads.
         covered: the longest row of which the cache is exact, as every head attends to all tokens or a dense step
             writes all of them.
-        levels: delimiter levels of the vocabulary, for policies that read text.
+        levels: how text breaks around the pieces of the vocabulary, for policies that read text.
         recall, metrics: who measures it, who reports the steps; None: nobody.
         attended: what has run in the step at hand.
         indexes: those that lie in the cache, by layer.
@@ -172,7 +172,7 @@ def _gather(scores: Tensor) -> Tensor:
 
 
 def _levels(vllm_config: Any, plan: Plan) -> Sequence[int] | None:
-    """Delimiter levels of the vocabulary, where a policy reads text."""
+    """How text breaks around the pieces of the vocabulary, where a policy reads text."""
     if not plan.reads_text:
         return None
     from vllm.tokenizers import cached_tokenizer_from_config
@@ -181,4 +181,4 @@ def _levels(vllm_config: Any, plan: Plan) -> Sequence[int] | None:
     if tokenizer is None:
         logger.warning("saccade: the engine has no tokenizer (skip_tokenizer_init), so chunks have a fixed length")
         return None
-    return delimiter_table(tokenizer)
+    return delimiter_table(tokenizer, plan.codes)
