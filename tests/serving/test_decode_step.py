@@ -219,9 +219,9 @@ def test_an_index_that_sleep_may_discard_is_not_set_aside(monkeypatch: pytest.Mo
 
 def serve(engine: CudaEngine, **changes: Any) -> None:
     """Let the engine's steps serve with these; recall, if it is measured, in each."""
-    for part in (engine.builder.sparse, engine.builder.sparse.sampling):
+    for part, name in ((engine.builder.sparse, "serving"), (engine.builder.sparse.sampling, "_serving")):
         options = replace(engine.serving.options, recall=1.0)
-        vars(part)["_serving"] = replace(engine.serving, options=options, **changes)
+        vars(part)[name] = replace(engine.serving, options=options, **changes)
 
 
 def searched(engine: CudaEngine) -> list[int]:

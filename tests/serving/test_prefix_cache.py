@@ -20,18 +20,20 @@ POLICIES = (
 
 @pytest.mark.parametrize("policy", POLICIES)
 def test_a_second_turn_is_what_it_is_without_the_cache(policy: str, visited: LLM) -> None:
-    """Three turns, each of which begins with the one before, its sparse answer included."""
+    """Three turns, each of which begins with the one before, its sparse answer included; and one behind a dense one."""
     every = 8 if "rectify=8" in policy else 16 if "rectify=16" in policy else None
     prompt, steps, last = prompts(300)[0], 40, 0
-    for turn in range(3):
+    for turn in range(4):
         shared = TokensPrompt(prompt_token_ids=prompt, cache_salt="second turn")
-        output = visited.generate([shared], greedy(steps), use_tqdm=False)[0]
-        expected = answers(visited, [prompt], greedy(steps))[0]
+        # The third answer opts out, which the fourth turn finds whole, with the bounds of pages that it has filled.
+        params = greedy(steps, extra_args={"saccade": "off"} if turn == 2 else None)
+        output = visited.generate([shared], params, use_tqdm=False)[0]
+        expected = answers(visited, [prompt], params)[0]
         assert answer_of(output.outputs[0]).tokens == expected.tokens
         if turn:
             # Of the last turn: its prompt, and with rectification every whole phase of every + 1 tokens after it.
             rewritten = 0 if every is None else (steps - 1) // (every + 1) * (every + 1)
-            clean = last + rewritten
+            clean = last + (steps - 1 if turn == 3 else rewritten)
             assert output.num_cached_tokens == clean // BLOCK * BLOCK
         last = len(prompt)
         prompt = [*prompt, *expected.tokens, *prompts(40, start=5000 + 100 * turn)[0]]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Callable, Mapping
+from functools import cache
 from types import MappingProxyType
 from typing import Any
 from weakref import ref
@@ -26,6 +27,9 @@ from .page_bounds import BlockBounds
 from .sparse import SparseRows
 from .step import BuildParent, Step, Written
 from .worker import Serving, serving_of
+
+_number = cache(extract_layer_index)
+"""A layer's, of its name; vLLM takes the name apart, and layers ask in every step."""
 
 _REFUSED = {"alibi_slopes": ALIBI, "kv_sharing_target_layer_name": SHARED_CACHE}
 """What a layer may say about itself, and why it cannot be served then."""
@@ -164,7 +168,7 @@ class SparseLayer:
         """Attention of one layer; see vLLM's `AttentionImpl.forward` for the arguments."""
         if attn_metadata is None:
             return self.stock(layer, query, key, value, kv_cache, None, output, *args, **kwargs)
-        step, number = attn_metadata, extract_layer_index(layer.layer_name)
+        step, number = attn_metadata, _number(layer.layer_name)
         self.serving.attended.note(number)
         # Here, and not with the cache's update, which vLLM may capture in piecewise graphs.
         for written in step.written:
@@ -193,11 +197,8 @@ class SparseLayer:
 
     def refresh(self, layer: Any, kv_cache: Tensor, written: Written) -> None:
         """Recompute the bounds of the pages that new tokens have fallen into, where the policy bounds this layer's."""
-        page = self.serving.page
-        if page is None:
-            return
-        number = extract_layer_index(layer.layer_name)
-        if number not in self.serving.plan.refreshing:
+        page, number = self.serving.page, _number(layer.layer_name)
+        if page is None or number not in self.serving.plan.refreshing:
             return
         kv = self.view(layer, kv_cache, written.rows)
         bounds = self.serving.indexes.layers.get(number)

@@ -41,7 +41,7 @@ def prepare(vllm_config: Any, common: Any, build_parent: BuildParent, room: Tens
         written = (_in_place(common, room, vllm_config.model_config.max_model_len),)
     else:
         # The rows are read on the host only where pages are to be bounded.
-        written = written_in(common, Batch.of(common, requests_of(vllm_config)))
+        written = written_in(common, Batch.of(common, requests_of(vllm_config)), serving.page)
     return DenseStep(build_parent(common, False), written, common.num_actual_tokens)
 
 

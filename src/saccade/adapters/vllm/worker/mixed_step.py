@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from typing import Any
@@ -42,7 +43,10 @@ def prepare(rows: SparseRows, common: Any, build_parent: BuildParent) -> MixedSt
     """Split a step's rows."""
     batch, table, lengths = rows.batch(common), common.block_table_tensor, common.seq_lens
     sparse = rows.chosen(batch)
-    written = written_in(common, batch)
+    serving = rows.serving
+    # Before the first page is bounded there is no index to search.
+    searched = () if serving.filled and serving.indexes.layers else sparse
+    written = written_in(common, batch, serving.page, searched)
     total = common.num_actual_tokens
     if not sparse:
         return MixedStep(
@@ -65,9 +69,22 @@ def prepare(rows: SparseRows, common: Any, build_parent: BuildParent) -> MixedSt
     return MixedStep(Part(build_parent(others, False), rest_tokens, found), written, total, dense)
 
 
-def written_in(common: Any, batch: Batch) -> tuple[Written, ...]:
-    """What a step writes; rows that pad a captured graph have no tokens, and nothing of them is read."""
-    single = [row for row, queries in enumerate(batch.queries) if queries == 1]
+def written_in(common: Any, batch: Batch, page: int | None, searched: Sequence[int] = ()) -> tuple[Written, ...]:
+    """What a step writes into pages whose bounds cannot wait; `page` None: there are none.
+
+    On the host, which knows how long rows are, one new token waits until it fills its page, unless the row is among
+    those in which the very page that it lies in is `searched`: who recomputes a page reads all of it. Rows that pad a
+    captured graph have no tokens, and nothing of them is read.
+    """
+    if page is None:
+        return ()
+    waits = common.block_table_tensor.is_cpu
+    rows = enumerate(zip(batch.queries, batch.lengths, strict=True))
+    single = [
+        row
+        for row, (queries, length) in rows
+        if queries == 1 and not (waits and length % page and row not in searched)
+    ]
     several = [row for row, queries in enumerate(batch.queries) if queries > 1]
     parts = ((single, 1), (several, common.max_query_len))
     return tuple(_written_by(common, batch, rows, count) for rows, count in parts if rows)

@@ -50,7 +50,7 @@ class SparseRows:
         workspace: Workspace | None = None,
     ) -> None:
         self._config, self._longest = vllm_config, longest
-        self._serving = serving = serving_of(vllm_config)
+        self.serving = serving = serving_of(vllm_config)
         plan = serving.plan
         self.sampling = Sampling(serving, view)
         phase, given = serving.options.policy.phase, (room.index, room.requests, rows)
@@ -73,14 +73,14 @@ class SparseRows:
     @property
     def leaves_layers(self) -> bool:
         """Whether captured steps leave layers to vLLM's kernel, since all heads of these are dense."""
-        return self._longest is not None and any(self._serving.plan.roles.passive)
+        return self._longest is not None and any(self.serving.plan.roles.passive)
 
     def covers(self, length: int) -> bool:
         """Whether vLLM's own kernel serves a row of `length` tokens, because every head attends to all of them.
 
         What captured steps run is compiled with them, and runs in others too.
         """
-        plan = self._serving.plan
+        plan = self.serving.plan
         return plan.selector is None or (self._longest is None and plan.covers(length))
 
     def chosen(self, batch: Batch) -> list[int]:
@@ -93,7 +93,7 @@ class SparseRows:
         decoding, known = self._searching(batch), batch.announced
         chosen = [row for row, decodes in enumerate(decoding) if decodes]
         self._report(batch, chosen)
-        self._serving.attended.begin(bool(chosen) or not known, len(decoding), warms=not known)
+        self.serving.attended.begin(bool(chosen) or not known, len(decoding), warms=not known)
         return [queries == 1 and not decodes for queries, decodes in zip(batch.queries, decoding, strict=True)]
 
     def all_of(self, batch: Batch, whole: list[bool], rows: Rows) -> Sparse:
@@ -115,7 +115,7 @@ class SparseRows:
         batch; None: all, in order.
         """
         self._report(batch, chosen)
-        self._serving.attended.begin(bool(chosen))
+        self.serving.attended.begin(bool(chosen))
         if not chosen:
             return None
         rows = batch.rows(chosen, table, lengths, longest=self._longest)
@@ -131,7 +131,7 @@ class SparseRows:
         return batch.decoding if self.slots is None or batch.announced else [False] * len(batch.queries)
 
     def _report(self, batch: Batch, chosen: list[int]) -> None:
-        metrics = self._serving.metrics
+        metrics = self.serving.metrics
         if metrics is None:
             return
         if not batch.announced:
