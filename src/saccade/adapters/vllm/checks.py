@@ -323,7 +323,6 @@ def plan_of(vllm_config: Any, options: ServeOptions) -> Plan:
     policy, shape = options.policy, shape_of(vllm_config)
     plan = policy.plan(shape)
     if options.drafts and plan.owns_index:
-        # Its sets hold what may be in no index yet.
-        given = policy.options.model_dump(exclude_unset=True)
-        plan = Policy.create(policy.name, {**given, "rectify": f"{CYCLES * options.drafts}:verify"}).plan(shape)
+        given, behind = policy.options.model_dump(exclude_unset=True), f"{CYCLES * options.drafts}:verify"
+        plan = Policy.create(policy.name, {**given, "rectify": behind}).plan(shape)
     return replace(plan, notes=(*options.notes, *plan.notes))

@@ -84,7 +84,7 @@ class SaccadeFlashBuilder(SparseBuilder, FlashAttentionMetadataBuilder):
         # What this step writes may lie where the step before has read.
         self.sparse.sampling.measure_kept()
         if self.verifies:
-            return dense_step.prepare(self.vllm_config, self.sparse, common, build_parent, self._room)
+            return dense_step.prepare(self.sparse, common, build_parent, self._room)
         if self._decode_steps is None or common.max_query_len > 1:
             return super().prepare(common, build_parent)
         return self._decode_steps.prepare(common, build_parent)

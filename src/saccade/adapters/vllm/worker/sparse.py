@@ -52,8 +52,8 @@ class SparseRows:
         rows: int = 0,
         workspace: Workspace | None = None,
     ) -> None:
-        self._config, self._longest = vllm_config, longest
-        self._serving = serving = serving_of(vllm_config)
+        self.config, self._longest = vllm_config, longest
+        self.serving = serving = serving_of(vllm_config)
         plan = serving.plan
         self.sampling = Sampling(serving, view)
         self._drafts, held = drafts_with(vllm_config), held_by(vllm_config)
@@ -74,26 +74,24 @@ class SparseRows:
 
     def batch(self, common: Any) -> Batch:
         """A step's rows, from vLLM's `CommonAttentionMetadata`; the index of those that are requests follows them."""
-        batch = Batch.of(common, requests_of(self._config))
+        batch = Batch.of(common, requests_of(self.config))
         if self.slots is not None:
             table, lengths = common.block_table_tensor, common.seq_lens
-            if batch.announced:
-                self.slots.follow(batch, table, lengths, drafts=self._drafts)
-            else:
-                self.slots.warm_up(batch, table, lengths)
+            up_to_date = self.slots.follow if batch.announced else self.slots.warm_up
+            up_to_date(batch, table, lengths, drafts=self._drafts)
         return batch
 
     @property
     def leaves_layers(self) -> bool:
         """Whether captured steps leave layers to vLLM's kernel, since all heads of these are dense."""
-        return self._longest is not None and any(self._serving.plan.roles.passive)
+        return self._longest is not None and any(self.serving.plan.roles.passive)
 
     def covers(self, length: int) -> bool:
         """Whether vLLM's own kernel serves a row of `length` tokens, because every head attends to all of them.
 
         What captured steps run is compiled with them, and runs in others too.
         """
-        plan = self._serving.plan
+        plan = self.serving.plan
         return plan.selector is None or (self._longest is None and plan.covers(length))
 
     def chosen(self, batch: Batch) -> list[int]:
@@ -106,7 +104,7 @@ class SparseRows:
         decoding, known = self._searching(batch), batch.announced
         chosen = [row for row, decodes in enumerate(decoding) if decodes]
         self._report(batch, chosen)
-        self._serving.attended.begin(bool(chosen) or not known, len(decoding), warms=not known)
+        self.serving.attended.begin(bool(chosen) or not known, len(decoding), warms=not known)
         return [queries == 1 and not decodes for queries, decodes in zip(batch.queries, decoding, strict=True)]
 
     def all_of(self, batch: Batch, whole: list[bool], rows: Rows) -> Sparse:
@@ -128,7 +126,7 @@ class SparseRows:
         batch; None: all, in order.
         """
         self._report(batch, chosen)
-        self._serving.attended.begin(bool(chosen))
+        self.serving.attended.begin(bool(chosen))
         if not chosen:
             return None
         rows = batch.rows(chosen, table, lengths, longest=self._longest)
@@ -144,7 +142,7 @@ class SparseRows:
         return batch.decoding if self.slots is None or batch.announced else [False] * len(batch.queries)
 
     def _report(self, batch: Batch, chosen: list[int]) -> None:
-        metrics = self._serving.metrics
+        metrics = self.serving.metrics
         if metrics is None:
             return
         if not batch.announced:
