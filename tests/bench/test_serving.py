@@ -282,10 +282,6 @@ def test_a_token_of_drafts_takes_its_share_of_a_cycle(monkeypatch: pytest.Monkey
         (r"draft-rate=1\.5 is not valid: from 0 to 1", {**verified, "draft_rate": 1.5}),
         (r"draft-rate=0\.5 is valid only beside drafts", {"draft_rate": 0.5}),
         ("rectify-together is valid only without drafts", {**verified, "rectify_together": True}),
-        (
-            "would enter the policy's index of text",
-            {**verified, "policies": ["lychee_cluster:chunking=fixed,rectify=8:verify"]},
-        ),
     ):
         with pytest.raises(SaccadeError, match=words):
             checked(**given)

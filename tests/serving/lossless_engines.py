@@ -20,6 +20,7 @@ import runner_v2
 import torch
 from engines import Engines, core, prompts, runner
 from loads import Heard, hear
+from planted import chosen_as_planted
 from vllm import LLM, SamplingParams
 from vllm.inputs import TokensPrompt
 
@@ -74,6 +75,7 @@ class Steps:
         ahead: most steps that were scheduled and not done.
         beyond: proposals of rows whose drafts would pass the model's length.
         lengths: how many tokens each cycle has drafted; learned: as `counted`, by the scheduler.
+        planted: sets of drafts that are those of an index planted at once; no others are found.
     """
 
     scheduled: int = 0
@@ -90,6 +92,7 @@ class Steps:
     beyond: int = 0
     lengths: list[int] = field(default_factory=list)
     learned: tuple[int, int] = 0, 0
+    planted: int = 0
 
 
 VERIFIED = ("drafted_tokens", "accepted_tokens")
@@ -150,6 +153,8 @@ def watched(engine: LLM, asked: Asked, steps: Steps) -> Iterator[None]:
             watch(SparseRows, "chosen", chosen)
             watch(worker.speculator, "propose", proposed)
             watch(DraftLength, "stood", learned)
+            if serving_of(worker.vllm_config).plan.owns_index:
+                stack.enter_context(chosen_as_planted(worker, asked.drafts, count("planted")))
         if asked.lengths:
             told = cycle(asked.lengths)
             stack.enter_context(patch.object(DraftLength, "next", lambda *_: next(told)))

@@ -153,7 +153,7 @@ def test_every_batch_has_a_graph_for_each_length(rows: int, monkeypatch: pytest.
 SCRIPT = [0, 1, 4, 2, 0, 0, 7, 1]
 SCRIPTED: tuple[dict[str, Any], ...] = (
     {"policy": "quest:budget=64", "drafts": 8, "loads": ["small"], "lengths": SCRIPT},
-    {"policy": "less_is_more:budget=96,reselect=7", "drafts": 8, "loads": ["small"], "lengths": SCRIPT, "ahead": True},
+    {"policy": "lychee_cluster:budget=128", "drafts": 8, "loads": ["small"], "lengths": SCRIPT, "ahead": True},
 )
 """Engines on model runner V2, and how many tokens each cycle drafts, over and over."""
 
@@ -180,3 +180,4 @@ def test_answers_are_those_of_vllm_whatever_is_drafted(
     assert steps["dense"] == steps["scheduled"] and steps["sparse"] == sum(steps["lengths"])
     assert steps["learned"] == steps["counted"] == [steps["drafted"], steps["accepted"]]
     assert 0 < steps["accepted"] < steps["drafted"]
+    assert steps["planted"] == ("cluster" in engine["policy"]) * steps["selecting"]

@@ -90,7 +90,8 @@ def _speculative(**settings: Any) -> tuple[str, str]:
         (LOSSLESS, ("--max-num-batched-tokens", "71"), "counted as 9, in a step of 71: --max-num-seqs 7"),
         (LOSSLESS, ("--max-num-batched-tokens", "8"), "raise --max-num-batched-tokens"),
         (LOSSLESS, ("--pipeline-parallel-size", "2"), "pipeline parallelism"),
-        ("lychee_cluster:rectify=8:verify", (), "index of text"),
+        ("lychee_cluster:rectify=8:verify", ("--kv-cache-dtype", "fp8"), "keeps means in the cache's dtype"),
+        ("token_clusters:budget=96,rectify=32:verify", (), "budget=96 cannot hold 16 sinks"),
         ("quest:budget=64", ("--speculative-config", json.dumps(PROPER)), "or drafts them itself: rectify=8:verify"),
     ],
 )

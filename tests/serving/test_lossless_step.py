@@ -16,11 +16,13 @@ from vllm.v1.attention.backends.flash_attn import FlashAttentionMetadataBuilder
 from saccade.adapters.vllm.lossless import WORKER, speculation
 from saccade.adapters.vllm.options import drafting
 from saccade.adapters.vllm.worker.cuda import SaccadeFlashBuilder
+from saccade.adapters.vllm.worker.room import room_of
 from saccade.adapters.vllm.worker.worker import serving_of
 from saccade.checkpoints.bundled import model_path
 
 DRAFTS = 3
 PAGES, PUBLISHED = "quest:budget=64,page=16", "less_is_more:budget=64,reselect=7"
+INDEXES = "token_clusters:budget=64,sinks=4", "lychee_cluster:budget=64,sinks=4,buffer=16"
 
 
 def made(monkeypatch: pytest.MonkeyPatch, policy: str) -> CudaEngine:
@@ -31,6 +33,8 @@ def made(monkeypatch: pytest.MonkeyPatch, policy: str) -> CudaEngine:
     settings = {"worker_cls": WORKER, "speculative_config": speculation(str(model_path()), DRAFTS, fixed=True)}
     settings |= {"max_num_seqs": 4}
     engine = CudaEngine(monkeypatch, f"{policy},rectify={DRAFTS}:verify", settings=settings)
+    for slot, prompt in enumerate((158, 108)):
+        engine.requests.rows[slot].certain = prompt
     engine.step([Row(0, 158, 158, True), Row(1, 108, 108, True)], engine.random_qkv(266))
     return engine
 
@@ -47,7 +51,7 @@ def padded(engine: CudaEngine, rows: Sequence[Row], tokens: int) -> Any:
     return common
 
 
-@pytest.mark.parametrize("policy", [PAGES, PUBLISHED])
+@pytest.mark.parametrize("policy", [PAGES, PUBLISHED, *INDEXES])
 def test_a_draft_renewed_in_place_is_one_made_anew(policy: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Over three drafts, the third of which falls into another page; layers that are vLLM's are renewed by vLLM."""
     answers: list[list[Tensor]] = []
@@ -122,6 +126,30 @@ def test_what_verifies_stays_where_it_is_and_bounds_what_it_writes(monkeypatch: 
     assert [written.count for written in step.written] == [1, 64]
     engine.layers_of(step, common, engine.random_qkv(1 + DRAFTS + 1 + 64))
     expect_bounds(engine, {0: 160, 1: 112, 2: 64})
+
+
+def test_an_index_takes_in_what_stands_for_sure_and_never_moves(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The host counts drafts before it knows of them: of two cycles that it takes to stand, one token each does."""
+    for policy in INDEXES:
+        engine = made(monkeypatch, policy)
+        index: Any = room_of(engine.config).index
+        builder, trees = draft_builder(engine), index.trees
+        ends, places = [], set[int]()
+        for cycle in range(4):
+            first = 158 + cycle * (DRAFTS + 1)
+            if cycle:
+                common = engine.metadata([Row(0, first, DRAFTS + 1)])
+                engine.layers_of(engine.builder.build(0, common), common, engine.random_qkv(DRAFTS + 1))
+            common = padded(engine, [Row(0, first + 1)], 1)
+            builder.build(0, common)
+            engine.serving.attended.due = False
+            ends.append(int(trees.ends[0]))
+            assert index.placed[:2].tolist() == [0, engine.config.scheduler_config.max_num_seqs]
+            places.add(index.placed.data_ptr())
+        assert ends[0] > 128 and index.trees is trees and len(places) == 1, policy
+        if index.table is None:
+            # Of 158, 159, 160, 164 tokens.
+            assert ends == [144, 144, 160, 160]
 
 
 def expect_bounds(engine: CudaEngine, lengths: dict[int, int]) -> None:

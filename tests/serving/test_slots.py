@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import random
+from itertools import product
 from typing import Any
 
 import pytest
 import torch
 from world import CLUSTERS, DIM, HEADS, LAYERS, LENGTH, REQUESTS, World, by_device, by_host, present
 
+from saccade.adapters.vllm.options import CYCLES
 from saccade.adapters.vllm.worker.requests import RequestRow
+from saccade.adapters.vllm.worker.verified import VerifiedMemory
+from saccade.plans.rectify import Clean, Phase
 
 
 @pytest.mark.parametrize("way", [by_host, by_device])
@@ -92,3 +96,22 @@ def test_a_row_within_the_budget_has_a_slot_too() -> None:
         assert chosen.counts.eq(20).all()
         for request in here.values():
             request.memory.leave()
+
+
+def test_what_may_yet_be_rejected_stands_in_no_index() -> None:
+    """Not where vLLM schedules a step ahead and counts all of the one before as standing; but soon it does."""
+    drafts = 4
+    for seed, ahead in product(range(40), (False, True)):
+        numbers, known, certain = random.Random(seed), 20 * (seed % 2), 90
+        memory = VerifiedMemory(World(0).slots(CLUSTERS, by_host(World(0))[0]), Clean(Phase(drafts)), verified=known)
+        counted = stands = known
+        for _ in range(60):
+            left = certain - stands
+            # A prompt's last token may come padded by drafts that stand for nothing.
+            count = min(left, 40) if left > 1 else 1 + numbers.choice((0, 1, drafts))
+            assert memory.verifies(counted, count, certain) <= stands
+            before, stands = stands, stands + (count if left > 1 else numbers.randint(1, count))
+            counted = before + count if ahead else stands
+            assert memory.verified <= stands
+            assert left <= 1 or memory.verified == stands, "an end of a prompt is left out"
+            assert stands + drafts <= memory.verified + CYCLES * drafts

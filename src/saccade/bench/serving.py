@@ -10,7 +10,6 @@ from typing import Any, ClassVar
 import torch
 from transformers import AutoModelForCausalLM
 
-from ..adapters.vllm.lossless import reasons_against_drafts_of
 from ..checkpoints.traffic import state_bytes, weights_read
 from ..errors import SaccadeError
 from ..methods.policy import Policy
@@ -84,10 +83,6 @@ class ServingJob(EngineJob[tuple[int, int]]):
             raise SaccadeError(f"draft-rate={settings.draft_rate} is not valid: from 0 to 1, such as 0.97")
         if drafts and settings.rectify_together:
             raise SaccadeError("rectify-together is valid only without drafts, which vLLM verifies as it comes to them")
-        for name, every in drafts.items():
-            policy = policies[name]
-            if policy is not None and (against := reasons_against_drafts_of(policy.plan(grid.shape), every)):
-                raise SaccadeError(f"{name}: {against[0]}")
         periods = {name: rectify.every + 1 for name, rectify in rectified.items() if name not in drafts}
         room = (warm + 2 * steps) * (1 + max(drafts.values(), default=0)) + SPARE * (1 + bool(drafts))
         room += 2 * max(periods.values(), default=0)

@@ -17,8 +17,8 @@ from ...plans.rectify import Rectify
 from ...recipes.kept import lacks_layer
 from ...types import CHUNKED, FULL, SLIDING
 from .cache_dtype import FP8, VALID, bounds_bytes, number_type, reasons_against_dtype
-from .lossless import reasons_against_drafting, reasons_against_drafts_of
-from .options import ServeOptions, shape_of
+from .lossless import reasons_against_drafting
+from .options import CYCLES, ServeOptions, shape_of
 from .vllm_api import check_interfaces
 
 CPU_BYTES = 32
@@ -153,9 +153,9 @@ def _fit(vllm_config: Any, options: ServeOptions) -> list[str]:
         plan = plan_of(vllm_config, options)
     except PolicyError as error:
         return [str(error)]
-    page, drafts = plan.bounds_page, options.drafts
+    page = plan.bounds_page
     reasons, block = _guess(vllm_config, options, plan), vllm_config.cache_config.block_size
-    reasons += _room(vllm_config, page) + (reasons_against_drafts_of(plan, drafts) if drafts else [])
+    reasons += _room(vllm_config, page)
     if page is not None and block is not None and block % page:
         better = lcm(page, unit())
         reasons.append(f"block_size={block} is no multiple of the policy's page={page}; pass --block-size {better}")
@@ -320,5 +320,9 @@ def plan_of(vllm_config: Any, options: ServeOptions) -> Plan:
     Raises:
         PolicyError: if it does not fit.
     """
-    plan = options.policy.plan(shape_of(vllm_config))
+    policy, shape = options.policy, shape_of(vllm_config)
+    plan = policy.plan(shape)
+    if options.drafts and plan.owns_index:
+        given, behind = policy.options.model_dump(exclude_unset=True), f"{CYCLES * options.drafts}:verify"
+        plan = Policy.create(policy.name, {**given, "rectify": behind}).plan(shape)
     return replace(plan, notes=(*options.notes, *plan.notes))

@@ -7,7 +7,6 @@ from collections.abc import Iterator
 from typing import Any
 
 from ...checkpoints.unsupported import mixed_kinds
-from ...plans.plan import Plan
 from ...types import FULL, SLIDING
 from .options import ServeOptions
 
@@ -52,13 +51,6 @@ def reasons_against_drafting(vllm_config: Any, options: ServeOptions) -> list[st
     What is refused under every policy (KV connectors, pipeline and context parallelism, micro-batches) is not repeated.
     """
     return [f"rectify={options.drafts}:verify {reason}" for reason in _unmet(vllm_config, options)]
-
-
-def reasons_against_drafts_of(plan: Plan, drafts: int) -> list[str]:
-    """Why a policy cannot draft."""
-    if not plan.reads_text and not plan.owns_index:
-        return []
-    return [f"rectify={drafts}:verify: drafts would enter the policy's index of text, and nothing takes them out"]
 
 
 def _unmet(vllm_config: Any, options: ServeOptions) -> Iterator[str]:

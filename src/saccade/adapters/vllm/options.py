@@ -22,6 +22,9 @@ KEY = "saccade"
 
 _DRAFTS = "saccade_drafts"
 
+CYCLES = 3
+"""Of so many cycles drafts lie behind what stands for sure: of the one at hand, and of two that may be rejected."""
+
 OFF = "off"
 """What a request gives under the same key to decode densely."""
 

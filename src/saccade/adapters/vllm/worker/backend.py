@@ -108,7 +108,7 @@ class SparseBuilder:
     def prepare(self, common: Any, build_parent: BuildParent) -> Step:
         """The step that vLLM's `CommonAttentionMetadata` describes."""
         if self.verifies:
-            return dense_step.prepare(self.vllm_config, common, build_parent)
+            return dense_step.prepare(self.sparse, common, build_parent)
         return prepare(self.sparse, common, build_parent)
 
 

@@ -69,22 +69,22 @@ class SaccadeFlashBuilder(SparseBuilder, FlashAttentionMetadataBuilder):
         )
         if fixed:
             self._decode_steps = DecodeSteps(self.sparse, most, longest, device)
-        if vllm_config.parallel_config.rank == 0 and not serving_of(vllm_config).options.drafts:
+        if vllm_config.parallel_config.rank == 0 and not self.verifies:
             told = f"not part of CUDA graphs: {'; '.join(reasons)}" if reasons else f"part of CUDA graphs{room.told}"
-            logger.info("saccade: decoding steps are %s", told)
+            logger.info("saccade: %s are %s", "drafts" if drafts_with(vllm_config) else "decoding steps", told)
 
     @classmethod
     def get_cudagraph_support(cls, vllm_config: Any, kv_cache_spec: Any) -> AttentionCGSupport:
-        if reasons_of(vllm_config):
-            return AttentionCGSupport.NEVER
-        verifies = serving_of(vllm_config).options.drafts and not drafts_with(vllm_config)
-        return AttentionCGSupport.UNIFORM_BATCH if verifies else AttentionCGSupport.UNIFORM_SINGLE_TOKEN_DECODE
+        if serving_of(vllm_config).options.drafts and not drafts_with(vllm_config):
+            # Whatever stands against graphs of drafts.
+            return AttentionCGSupport.UNIFORM_BATCH
+        return AttentionCGSupport.NEVER if reasons_of(vllm_config) else AttentionCGSupport.UNIFORM_SINGLE_TOKEN_DECODE
 
     def prepare(self, common: Any, build_parent: BuildParent) -> Step:
         # What this step writes may lie where the step before has read.
         self.sparse.sampling.measure_kept()
         if self.verifies:
-            return dense_step.prepare(self.vllm_config, common, build_parent, self._room)
+            return dense_step.prepare(self.sparse, common, build_parent, self._room)
         if self._decode_steps is None or common.max_query_len > 1:
             return super().prepare(common, build_parent)
         return self._decode_steps.prepare(common, build_parent)

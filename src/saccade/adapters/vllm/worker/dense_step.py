@@ -9,11 +9,9 @@ import torch
 from torch import Tensor
 
 from ....types import Rows
-from .batch import Batch
 from .mixed_step import written_in
-from .requests import requests_of
+from .sparse import SparseRows
 from .step import BuildParent, Part, Written
-from .worker import serving_of
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -28,20 +26,21 @@ class DenseStep:
         return Part(self.parent, None, None)
 
 
-def prepare(vllm_config: Any, common: Any, build_parent: BuildParent, room: Tensor | None = None) -> DenseStep:
+def prepare(rows: SparseRows, common: Any, build_parent: BuildParent, room: Tensor | None = None) -> DenseStep:
     """The step that vLLM's `CommonAttentionMetadata` describes; pages are bounded anew where they are written.
 
+    An index in slots takes in what stands for sure. The rows are read on the host only where there is one, or bounds.
     `room`: int32 `[2, rows]`, zeros and what is overwritten, where a graph finds what a step of drafts alone writes.
     """
-    serving = serving_of(vllm_config)
+    serving = rows.serving
     serving.attended.begin(False)
+    batch = None if rows.slots is None else rows.batch(common)
     if serving.page is None:
         written: tuple[Written, ...] = ()
     elif room is not None and common.max_query_len <= serving.options.drafts + 1:
-        written = (_in_place(common, room, vllm_config.model_config.max_model_len),)
+        written = (_in_place(common, room, rows.config.model_config.max_model_len),)
     else:
-        # The rows are read on the host only where pages are to be bounded.
-        written = written_in(common, Batch.of(common, requests_of(vllm_config)), serving.page)
+        written = written_in(common, batch or rows.batch(common), serving.page)
     return DenseStep(build_parent(common, False), written, common.num_actual_tokens)
 
 

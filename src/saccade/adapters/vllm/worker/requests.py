@@ -35,6 +35,7 @@ class RequestRow:
         prompt: token ids of the prompt; None if it came as embeddings.
         output: token ids generated so far; vLLM's own list, which grows.
         resumed: whether it had been in the batch before.
+        certain: tokens that it came with, under model runner V2: none of them is a draft.
         memory: what the engine keeps for it between steps, such as its index.
     """
 
@@ -42,6 +43,7 @@ class RequestRow:
     prompt: Sequence[int] | None = None
     output: Sequence[int] = ()
     resumed: bool = False
+    certain: int = 0
     memory: Any = None
 
     def decodes(self, queries: int, prefilling: bool) -> bool:
@@ -119,10 +121,11 @@ class RequestRows(BatchProcessor, SlotProcessor):  # type: ignore[misc,valid-typ
         """Follow the slots of model runner V2, which are filled anew by every request."""
         if self._follows:
             state = self._slots
-            resumed = state is not None and bool(state.prefill_len.np[req_idx] > state.prompt_len.np[req_idx])
+            certain = 0 if state is None else int(state.prefill_len.np[req_idx])
+            resumed = state is not None and certain > int(state.prompt_len.np[req_idx])
             # Where every answer is dense, there is nothing to opt out of.
             sparse = self._lossless or not opted_out(sampling_params)
-            self._enter(req_idx, RequestRow(sparse, resumed=resumed))
+            self._enter(req_idx, RequestRow(sparse, resumed=resumed, certain=certain))
         return False
 
     def of(self, slots: Sequence[int]) -> list[RequestRow]:

@@ -98,19 +98,17 @@ class RequestSlots(Slots):
             self.restart(0)
             self._free = []
 
-    def follow(self, batch: Batch, table: Tensor, lengths: Tensor) -> None:
-        """Bring the index up to what is in the cache before a step; blocks int32 `[B, n]`, lengths int32 `[B]`."""
+    def follow(self, batch: Batch, table: Tensor, lengths: Tensor, *, drafts: bool = False) -> None:
+        """Bring the index up to what is in the cache before a step; blocks int32 `[B, n]`, lengths int32 `[B]`.
+
+        `drafts`: whether all that it writes is a draft.
+        """
         due, rows = list[Intake](), dict[int, int]()
         for row, (request, decodes) in enumerate(zip(batch.requests, batch.decoding, strict=True)):
-            length, count = batch.lengths[row], batch.queries[row]
-            start = length - count
-            if not request.sparse or not count:
+            if not request.sparse or not batch.queries[row]:
                 continue
-            if request.memory is None:
-                # What it found in the prefix cache is clean.
-                request.memory = SlotMemory(self, Clean(self._phase).at(start))
+            length, clean = self._noted(batch, row, drafts)
             memory: SlotMemory = request.memory
-            memory.wrote(start, count, dense=count > 1 or batch.prefilling[row])
             if not decodes and self._plan.covers(length):
                 continue
             if memory.slot is None:
@@ -119,11 +117,11 @@ class RequestSlots(Slots):
                     # It may have found blocks that another request computes in this very step.
                     continue
             self._requests.here[memory.slot] = request, batch.places[row]
-            due.append(self.due(memory.slot, length, min(start, memory.final.boundary)))
+            due.append(self.due(memory.slot, length, clean))
             rows[memory.slot] = row
         self.bring(due, self._views(lambda some: batch.picked([rows[slot] for slot in some], table, lengths)))
 
-    def warm_up(self, batch: Batch, table: Tensor, lengths: Tensor) -> None:
+    def warm_up(self, batch: Batch, table: Tensor, lengths: Tensor, **_: bool) -> None:
         """Compile what taking tokens in needs, before a request does: of nobody's slot, which stays empty."""
         if not self._warm and self.index is not None:
             views = self._views(lambda slots: batch.picked([0] * len(slots), table, lengths))
@@ -147,6 +145,16 @@ class RequestSlots(Slots):
             self._places[: rows.batch].copy_(new.to(device, non_blocking=True))
         if self.index is not None:
             self.index.place(told, self._places[: rows.batch])
+
+    def _noted(self, batch: Batch, row: int, drafts: bool) -> tuple[int, int]:
+        """Tell a request's memory of a step: how many tokens it has behind it, and how many clean ones before it."""
+        request, length, count = batch.requests[row], batch.lengths[row], batch.queries[row]
+        start = length - count
+        if request.memory is None:
+            # What it found in the prefix cache is clean.
+            request.memory = SlotMemory(self, Clean(self._phase).at(start))
+        request.memory.wrote(start, count, dense=count > 1 or batch.prefilling[row])
+        return length, min(start, request.memory.final.boundary)
 
     def _views(self, seen: Callable[[Sequence[int]], Rows]) -> Views:
         def of(slots: Sequence[int]) -> Mapping[int, KVView]:

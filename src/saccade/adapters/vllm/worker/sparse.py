@@ -10,13 +10,16 @@ from torch import Tensor
 
 from ....decode.state import DecodeState
 from ....types import KVView, Rows, Workspace
-from ..options import shape_of
+from ..options import drafts_with, held_by, shape_of
 from .batch import Batch
 from .requests import requests_of
 from .room import Room
 from .sampling import Sampling
 from .slots import RequestSlots
+from .verified import VerifiedSlots
 from .worker import serving_of
+
+_SHARED = "_saccade_slots"
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -49,12 +52,19 @@ class SparseRows:
         rows: int = 0,
         workspace: Workspace | None = None,
     ) -> None:
-        self._config, self._longest = vllm_config, longest
+        self.config, self._longest = vllm_config, longest
         self.serving = serving = serving_of(vllm_config)
         plan = serving.plan
         self.sampling = Sampling(serving, view)
-        phase, given = serving.options.policy.phase, (room.index, room.requests, rows)
-        self.slots = None if room.text is None else RequestSlots(plan, phase, room.text, view, *given)
+        self._drafts, held = drafts_with(vllm_config), held_by(vllm_config)
+        self.slots: RequestSlots | None = None
+        if room.text is not None and not self._drafts:
+            made = VerifiedSlots if serving.options.drafts else RequestSlots
+            phase, given = serving.options.policy.phase, (room.index, room.requests, rows)
+            held[_SHARED] = made(plan, phase, room.text, view, *given)
+        if room.text is not None:
+            # Two builders of a lossless engine share it, of which the target's is made first.
+            self.slots = held[_SHARED]
         indexes = serving.indexes if self.slots is None else self.slots
         self._state = DecodeState(
             plan, serving.counters, exhaustive_is_dense=False, indexes=indexes, workspace=workspace
@@ -64,10 +74,11 @@ class SparseRows:
 
     def batch(self, common: Any) -> Batch:
         """A step's rows, from vLLM's `CommonAttentionMetadata`; the index of those that are requests follows them."""
-        batch = Batch.of(common, requests_of(self._config))
+        batch = Batch.of(common, requests_of(self.config))
         if self.slots is not None:
+            table, lengths = common.block_table_tensor, common.seq_lens
             up_to_date = self.slots.follow if batch.announced else self.slots.warm_up
-            up_to_date(batch, common.block_table_tensor, common.seq_lens)
+            up_to_date(batch, table, lengths, drafts=self._drafts)
         return batch
 
     @property
