@@ -38,7 +38,7 @@ FEW: dict[str, Any] = {
     "loads": ["whole:spoiled", "kept"],
     "settings": {"num_gpu_blocks_override": 22},
 }
-TOKENS: dict[str, Any] = {**FEW, "policy": "token_clusters:budget=96,sinks=4", "loads": ["whole:spoiled"]}
+TOKENS: dict[str, Any] = {**FEW, "policy": "token_clusters:budget=48,sinks=4", "loads": ["whole:spoiled"]}
 EVERY_TIME = (TIDAL, AHEAD, FEW, TOKENS)
 """A published set, a union, bounds of pages, an index; scheduled ahead, and with too few blocks for all requests."""
 
