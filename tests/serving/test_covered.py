@@ -11,7 +11,6 @@ from vllm import LLM
 
 from saccade.adapters.vllm.worker.page_bounds import BlockBounds
 from saccade.types import KVView
-
 from walking import among
 
 POLICIES = (

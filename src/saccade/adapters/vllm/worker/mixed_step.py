@@ -81,9 +81,7 @@ def written_in(common: Any, batch: Batch, page: int | None, searched: Sequence[i
     waits = common.block_table_tensor.is_cpu
     rows = enumerate(zip(batch.queries, batch.lengths, strict=True))
     single = [
-        row
-        for row, (queries, length) in rows
-        if queries == 1 and not (waits and length % page and row not in searched)
+        row for row, (queries, length) in rows if queries == 1 and not (waits and length % page and row not in searched)
     ]
     several = [row for row, queries in enumerate(batch.queries) if queries > 1]
     parts = ((single, 1), (several, common.max_query_len))
