@@ -22,6 +22,7 @@ SOURCES = (
     "chunk_keys.c",
     "kmeans.c",
     "linear.c",
+    "mass.c",
     "pool.c",
     "rank_union.c",
     "topk.c",

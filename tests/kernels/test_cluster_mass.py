@@ -14,6 +14,7 @@ import torch
 from saccade.errors import KernelError
 from saccade.kernels._dispatch import Implementation
 from saccade.kernels._mass_tree import MassSettings, MassTree
+from saccade.kernels._native import library
 from saccade.kernels.cluster_mass.api import cluster_mass
 
 HEADS, GROUP, DIM, TOKENS, SETS, GROUPS = 2, 3, 16, 32, 8, 5
@@ -38,7 +39,8 @@ def some_tree(seed: int = 0, dtype: torch.dtype = torch.float32, *, grouped: boo
         values[sizes == 0] = math.nan
     place = torch.arange(GROUPS * TOKENS).div(TOKENS, rounding_mode="floor") * SETS
     numbers = torch.arange(GROUPS * TOKENS) % TOKENS // 4
-    labels = torch.where(numbers == 3, 4, numbers).expand(*shape[:2], -1)
+    numbers = torch.where(numbers == 3, 4, numbers)
+    labels = torch.stack([numbers, torch.where(numbers < 2, 1 - numbers, numbers)]).expand(*shape[:2], -1)
     if not grouped:
         labels = (labels + place)[:, :1].expand(-1, HEADS, -1)
     labels = labels.to(torch.int16 if grouped else torch.int32)
@@ -90,17 +92,25 @@ def expect_mass(q: torch.Tensor, tree: MassTree, how: MassSettings, implementati
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["fp32", "bf16"])
 @pytest.mark.parametrize("implementation", ["reference", "native"])
-def test_against_loops(implementation: Implementation, dtype: torch.dtype) -> None:
-    for grouped, each in product((True, False), repeat=2):
-        expect_mass(queries(dtype), some_tree(dtype=dtype, grouped=grouped), settings(each=each), implementation)
+def test_against_loops(implementation: Implementation, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
+    for lanes in (4, 8, 0) if implementation == "native" else (0,):
+        monkeypatch.setattr(library, "widest", lanes)
+        for grouped, each in product((True, False), repeat=2):
+            expect_mass(queries(dtype), some_tree(dtype=dtype, grouped=grouped), settings(each=each), implementation)
 
 
-def test_some_heads_of_a_tree() -> None:
+def test_some_heads_of_a_tree_and_more_tokens_than_a_thread_takes() -> None:
     q, tree = queries(), some_tree(1)
     whole = cluster_mass(q, tree, ROWS, LENGTHS, settings())
     part = cluster_mass(q[:, GROUP:], tree.heads(1, 2), ROWS, LENGTHS, settings())
     for row, length in enumerate(LENGTHS.tolist()):
         assert torch.equal(part[row, :, :length], whole[row, 1:, :length])
+    tree, times = some_tree(grouped=False), 110
+    tree = replace(tree, labels=tree.labels.repeat(1, 1, times), ends=tree.ends * times)
+    long = LENGTHS * times, settings(width=171 * times)
+    found, expected = (cluster_mass(q, tree, ROWS, *long, implementation=one) for one in ("native", "reference"))
+    for row, length in enumerate(long[0].tolist()):
+        torch.testing.assert_close(found[row, :, :length], expected[row, :, :length], rtol=40 * 2.0**-23 * DIM, atol=0)
 
 
 def test_refusals() -> None:

@@ -123,7 +123,7 @@ def test_what_verifies_stays_where_it_is_and_bounds_what_it_writes(monkeypatch: 
     mixed = [Row(0, 163), Row(1, 116, DRAFTS + 1), Row(2, 64, 64, True)]
     common = engine.metadata(mixed)
     step = engine.builder.build(0, common)
-    assert [written.count for written in step.written] == [1, 64]
+    assert [written.count for written in step.written] == [64], "on the host one token waits until its page is full"
     engine.layers_of(step, common, engine.random_qkv(1 + DRAFTS + 1 + 64))
     expect_bounds(engine, {0: 160, 1: 112, 2: 64})
 

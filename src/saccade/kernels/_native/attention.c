@@ -17,7 +17,7 @@
 #include "compiler.h"
 #include "pool.h"
 
-#define ABI_VERSION 13 /* raised with every change of a struct or of a function's meaning; library.py checks it */
+#define ABI_VERSION 14 /* raised with every change of a struct or of a function's meaning; library.py checks it */
 
 #define BLOCK 128      /* most tokens per block */
 #define GATHERED 32    /* tokens per block of a set */

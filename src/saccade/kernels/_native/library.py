@@ -14,7 +14,7 @@ from saccade.errors import KernelError
 FILE = Path(__file__).with_name("libsaccade.so.1")
 
 # As in attention.c. A library that an older source built is not called.
-_ABI_VERSION = 13
+_ABI_VERSION = 14
 MOST_GROUP = 32
 MOST_DIM = 256
 LEAST_PAGE = 4  # tokens of a page, where keys are columns
@@ -69,6 +69,14 @@ RankUnion = _struct("ids counts merged found", "", "batch heads width limit univ
 KMeans = _struct("vectors counts made labels centroids", "", "heads count dim clusters iterations threads lanes")
 """`struct kmeans` of kmeans.c, which documents the fields."""
 
+Mass = _struct(
+    "products q slots lengths sizes spreads labels ends used scores",
+    "scale spread",
+    "set_slot set_head label_slot label_head label_bytes room held batch heads group dim places width "
+    "sinks tokens sets each threads lanes",
+)
+"""`struct mass` of mass.c, which documents the fields."""
+
 ChunkKeys = _struct(
     "k table starts edges means",
     "",
@@ -94,7 +102,7 @@ def library() -> ctypes.CDLL | None:
     for operation in (
         *(found.saccade_attention, found.saccade_page_scores, found.saccade_update_pages),
         *(found.saccade_topk, found.saccade_rank_union),
-        *(found.saccade_spherical_kmeans, found.saccade_chunk_keys),
+        *(found.saccade_spherical_kmeans, found.saccade_chunk_keys, found.saccade_token_mass),
     ):
         operation.argtypes, operation.restype = [ctypes.c_void_p], ctypes.c_int64
     found.saccade_linear.argtypes = [*[ctypes.c_void_p] * 4, *[ctypes.c_int64] * 5]

@@ -54,8 +54,9 @@ def cluster_mass(
         from saccade.kernels.cluster_mass import triton
 
         return triton.cluster_mass(q, tree, slots, seq_lens, settings)
-    run = native.cluster_mass if chosen == "native" else reference.cluster_mass
-    return run(q, tree, slots, settings)
+    if chosen == "native":
+        return native.cluster_mass(q, tree, slots, seq_lens, settings)
+    return reference.cluster_mass(q, tree, slots, settings)
 
 
 def _check(q: Tensor, tree: MassTree, slots: Tensor, seq_lens: Tensor) -> None:
