@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from parsing import parsed
+
 ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "src" / "saccade"
 TESTS = Path(__file__).parent
@@ -118,7 +120,7 @@ def modules(root: Path) -> dict[str, Path]:
 def imports(name: str, path: Path, known: set[str]) -> Iterator[Import]:
     """Every module that `path` imports; `from a import b` counts as `a.b` where that is a module."""
     package = name if path.name == "__init__.py" else name.rpartition(".")[0]
-    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+    for node in ast.walk(parsed(path.read_text(encoding="utf-8"))):
         if isinstance(node, ast.Import):
             for alias in node.names:
                 yield Import(name, alias.name, node.lineno)
@@ -228,7 +230,7 @@ def test_only_rooms_that_may_import_numpy_make_arrays_of_tensors() -> None:
         f"{name}:{node.lineno} {node.attr}"
         for name, path in modules(PACKAGE).items()
         if room(name) not in LIBRARIES["numpy"]
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        for node in ast.walk(parsed(path.read_text(encoding="utf-8")))
         if isinstance(node, ast.Attribute) and node.attr in ("numpy", "from_numpy")
     ]
     assert arrays == []

@@ -13,6 +13,7 @@ import pytest
 
 from benchmarks.tables.page import unmade
 from limits import ALLOWANCES, CASES, COLLECTED, LIMITS, limit
+from parsing import parsed
 from test_architecture import ARROWS, PACKAGE, broken_arrows, circles
 from test_packaging import project
 
@@ -71,7 +72,7 @@ def versions() -> Iterator[tuple[dict[str, int], list[tuple[str, int, int]]]]:
     log = subprocess.run([*git, "log", "--first-parent", "--format=%H", at], capture_output=True, text=True, check=True)
     for commit in reversed(log.stdout.split()):
         kept = subprocess.run([*git, "show", f"{commit}:{at}"], capture_output=True, text=True, check=True)
-        nodes = [node for node in ast.parse(kept.stdout).body if isinstance(node, ast.Assign | ast.AnnAssign)]
+        nodes = [node for node in parsed(kept.stdout).body if isinstance(node, ast.Assign | ast.AnnAssign)]
         values = {ast.unparse(getattr(node, "target", None) or node.targets[0]): node.value for node in nodes}
         yield ast.literal_eval(values["LIMITS"]), list(ast.literal_eval(values["ALLOWANCES"]))
     yield LIMITS, list(ALLOWANCES)

@@ -18,6 +18,7 @@ import yaml
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
+from parsing import parsed
 from saccade.adapters.vllm.vllm_api import VERSIONS
 from saccade.checkpoints.versions import TRIED
 
@@ -93,7 +94,7 @@ def test_entry_points_name_what_exists() -> None:
     tables: dict[str, dict[str, str]] = project()["project"]["entry-points"]
     for target in [target for table in tables.values() for target in table.values()]:
         module, _, name = target.partition(":")
-        body = ast.parse((ROOT / "src" / (module.replace(".", "/") + ".py")).read_text(encoding="utf-8")).body
+        body = parsed((ROOT / "src" / (module.replace(".", "/") + ".py")).read_text(encoding="utf-8")).body
         assert name in [node.name for node in body if isinstance(node, ast.ClassDef | ast.FunctionDef)], target
 
 

@@ -15,6 +15,7 @@ import pytest
 import yaml
 
 import saccade
+from parsing import parsed
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -118,7 +119,7 @@ def test_nothing_is_unpickled_and_no_code_of_a_model_runs() -> None:
     # SECURITY.md says so.
     found = []
     for path in (ROOT / "src").rglob("*.py"):
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        for node in ast.walk(parsed(path.read_text(encoding="utf-8"))):
             if isinstance(node, ast.Import | ast.ImportFrom):
                 names = (
                     [node.module or ""] if isinstance(node, ast.ImportFrom) else [alias.name for alias in node.names]
