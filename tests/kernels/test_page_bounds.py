@@ -13,7 +13,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 from kernel_budgets import largest_query, score_error
 from kernel_caches import Case, cases, int32, make_case
-from kernel_checks import attention_implementations, every_attention, fast_attention, poolings, takes, threads
+from kernel_checks import every_index, fast_index, index_implementations, poolings, takes, threads
 from torch import Tensor
 
 import oracles
@@ -55,7 +55,7 @@ def expect_update(
                     assert all(math.isnan(component) for side in got for component in side)
 
 
-@given(cases(), attention_implementations, pages, st.data())
+@given(cases(), index_implementations, pages, st.data())
 def test_only_touched_pages_are_recomputed(
     case: Case, implementation: Implementation, page: int, data: st.DataObject
 ) -> None:
@@ -65,7 +65,7 @@ def test_only_touched_pages_are_recomputed(
     expect_update(case, page, starts, count, implementation, data.draw(st.booleans()))
 
 
-@pytest.mark.parametrize("implementation", every_attention)
+@pytest.mark.parametrize("implementation", every_index)
 @pytest.mark.parametrize("page", [1, 2, 3, 4])
 def test_every_start_and_count(page: int, implementation: Implementation) -> None:
     case = make_case(layout="paged", lengths=[9, 7], kv_heads=1, group=1, head_dim=16, padding=1)
@@ -108,7 +108,7 @@ def expect_page_scores(scores: Tensor, case: Case, page: int, pages: int, poolin
             assert (np.abs(got - expected[: len(errors)]) <= errors).all()
 
 
-@given(cases(), attention_implementations, pages, poolings)
+@given(cases(), index_implementations, pages, poolings)
 def test_page_scores_match_the_oracle(case: Case, implementation: Implementation, page: int, pooling: Pooling) -> None:
     assume(implementation != "native" or (case.kv.k.dtype != torch.float16 and case.kv.head_dim % 16 == 0))
     lower, upper = fresh(case, page)
@@ -116,7 +116,7 @@ def test_page_scores_match_the_oracle(case: Case, implementation: Implementation
     expect_page_scores(scores, case, page, lower.shape[2], pooling)
 
 
-if "native" in fast_attention:
+if "native" in fast_index:
 
     @pytest.mark.parametrize("lanes", [4, 8, 16, 32])
     @given(
@@ -135,7 +135,7 @@ if "native" in fast_attention:
         expect_page_scores(scores, case, page, lower.shape[2] - 1, pooling)
 
 
-@pytest.mark.parametrize("implementation", fast_attention)
+@pytest.mark.parametrize("implementation", fast_index)
 @pytest.mark.parametrize("pooling", ["max", "mean", "each"])
 def test_pages_of_several_spans(pooling: Pooling, implementation: Implementation) -> None:
     """Enough bytes that two threads share them, and a row that needs fewer pages than the other."""
@@ -149,7 +149,7 @@ def test_pages_of_several_spans(pooling: Pooling, implementation: Implementation
         assert torch.equal(scores, alone)  # a page's sum does not depend on who adds it up
 
 
-@pytest.mark.parametrize("implementation", fast_attention)
+@pytest.mark.parametrize("implementation", fast_index)
 @pytest.mark.parametrize("head_dim", [64, 128])
 def test_queries_that_are_no_bfloat16_numbers_lose_nothing(head_dim: int, implementation: Implementation) -> None:
     """More pages than are looked at together, and one query among others that are such numbers."""
@@ -163,7 +163,7 @@ def test_queries_that_are_no_bfloat16_numbers_lose_nothing(head_dim: int, implem
         expect_page_scores(scores, asked, 1, lower.shape[2], "each")
 
 
-@pytest.mark.parametrize("implementation", every_attention)
+@pytest.mark.parametrize("implementation", every_index)
 def test_a_row_may_have_no_page(implementation: Implementation) -> None:
     """Nothing of its bounds is read; the other rows are scored as they are alone."""
     case = make_case(layout="buffer", lengths=[20, 9], kv_heads=2, group=2, head_dim=16)
@@ -182,7 +182,7 @@ def test_large_groups_are_bounded_in_parts(group: int) -> None:
         expect_page_scores(scores, case, 16, lower.shape[2], pooling)
 
 
-@pytest.mark.parametrize("implementation", every_attention)
+@pytest.mark.parametrize("implementation", every_index)
 def test_a_query_that_is_no_number_does_not_pass_for_one(implementation: Implementation) -> None:
     case = make_case(layout="buffer", lengths=[9], kv_heads=2, group=1, head_dim=16)
     lower, upper = fresh(case, 4)
@@ -192,7 +192,7 @@ def test_a_query_that_is_no_number_does_not_pass_for_one(implementation: Impleme
     assert scores[0, 1, :3].isfinite().all()
 
 
-@pytest.mark.skipif("native" not in fast_attention, reason="no library was built")
+@pytest.mark.skipif("native" not in fast_index, reason="no library was built")
 def test_bounds_that_the_library_cannot_take_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
     good = make_case(layout="buffer", lengths=[40], kv_heads=1, group=2, head_dim=16)
     lower, upper = fresh(good, 16)
@@ -218,7 +218,7 @@ def test_bounds_that_the_library_cannot_take_are_named(monkeypatch: pytest.Monke
         page_scores(good.q, lower, upper, lengths, page=16, pooling="max", implementation="native")
 
 
-@pytest.mark.parametrize("implementation", every_attention)
+@pytest.mark.parametrize("implementation", every_index)
 def test_rewritten_keys_leave_no_trace(implementation: Implementation) -> None:
     """Rectification shrinks a bound: a running minimum and maximum would keep the old one."""
     case = make_case(layout="buffer", lengths=[40], kv_heads=1, group=1, head_dim=16)
@@ -234,10 +234,10 @@ def test_rewritten_keys_leave_no_trace(implementation: Implementation) -> None:
 
 
 def test_many_pages_at_once() -> None:
-    """More than the CPU path takes in one piece."""
+    """In both caches alike, of rows that begin anywhere."""
     case = make_case(layout="paged", lengths=[2051, 1030], kv_heads=2, group=1, head_dim=2, padding=7)
     lower, upper = poisoned(case, 1)
-    update_page_bounds(lower, upper, case.kv, page=1, start=int32([0, 3]), count=2051, implementation="cpu")
+    update_page_bounds(lower, upper, case.kv, page=1, start=int32([0, 3]), count=2051, implementation="reference")
     assert lower[0, :, :2051].tolist() == np.array(case.keys[0]).tolist()
     assert upper[1, :, 3:1030].tolist() == np.array(case.keys[1])[:, 3:].tolist()
     assert lower[1, :, 1030:].isnan().all()

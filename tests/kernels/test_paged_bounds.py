@@ -10,7 +10,7 @@ import torch
 from hypothesis import assume, given
 from hypothesis import strategies as st
 from kernel_caches import Case, cases, int32, make_case
-from kernel_checks import attention_implementations, every_attention, fast_attention, poolings, takes, threads
+from kernel_checks import every_index, fast_index, index_implementations, poolings, takes, threads
 from test_page_bounds import expect_page_scores, scores_of
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
@@ -85,7 +85,7 @@ per_blocks = st.sampled_from((1, 2, 3, 8))
 pages = st.sampled_from((1, 3, 16))
 
 
-@given(cases(), attention_implementations, pages, per_blocks, st.data())
+@given(cases(), index_implementations, pages, per_blocks, st.data())
 def test_only_touched_pages_are_recomputed(
     case: Case, implementation: Implementation, page: int, per_block: int, data: st.DataObject
 ) -> None:
@@ -95,7 +95,7 @@ def test_only_touched_pages_are_recomputed(
     expect_update(case, scattered(case, page, per_block), page, starts, count, implementation)
 
 
-@pytest.mark.parametrize("implementation", every_attention)
+@pytest.mark.parametrize("implementation", every_index)
 def test_every_start_and_count(implementation: Implementation) -> None:
     case = make_case(layout="paged", lengths=[9, 7], kv_heads=1, group=1, head_dim=16, padding=1)
     for page, per_block in ((1, 2), (2, 2), (3, 1)):
@@ -105,7 +105,7 @@ def test_every_start_and_count(implementation: Implementation) -> None:
                 expect_update(case, blocks, page, [start, max(start - 2, 0)], count, implementation)
 
 
-@pytest.mark.parametrize("implementation", every_attention)
+@pytest.mark.parametrize("implementation", every_index)
 def test_rows_that_share_a_block(implementation: Implementation) -> None:
     """One row touches the page that is the other's last and which that one does not touch."""
     case = make_case(layout="buffer", lengths=[8, 8], kv_heads=1, group=1, head_dim=16)
@@ -131,7 +131,7 @@ def filled(case: Case, page: int, per_block: int) -> Blocks:
     return blocks
 
 
-@given(cases(), attention_implementations, pages, per_blocks, poolings, st.sampled_from((-1, 0, 1, None)))
+@given(cases(), index_implementations, pages, per_blocks, poolings, st.sampled_from((-1, 0, 1, None)))
 def test_page_scores_match_the_oracle(
     case: Case, implementation: Implementation, page: int, per_block: int, pooling: Pooling, more: int | None
 ) -> None:
@@ -145,7 +145,7 @@ def test_page_scores_match_the_oracle(
     expect_page_scores(scores, case, page, scores.shape[2], pooling)
 
 
-@pytest.mark.parametrize("implementation", every_attention)
+@pytest.mark.parametrize("implementation", every_index)
 @pytest.mark.parametrize("more", [-2, 0])
 def test_fewer_pages_than_there_is_room_for_without_a_table(more: int, implementation: Implementation) -> None:
     case = make_case(layout="buffer", lengths=[37, 20], kv_heads=2, group=2, head_dim=16)
@@ -155,7 +155,7 @@ def test_fewer_pages_than_there_is_room_for_without_a_table(more: int, implement
     expect_page_scores(scores, case, 4, 10 + more, "max")
 
 
-@pytest.mark.parametrize("implementation", every_attention)
+@pytest.mark.parametrize("implementation", every_index)
 def test_a_row_may_have_no_page(implementation: Implementation) -> None:
     """Its table says nothing, and nothing is read through it."""
     case = make_case(layout="buffer", lengths=[20, 9], kv_heads=2, group=2, head_dim=16)
@@ -166,7 +166,7 @@ def test_a_row_may_have_no_page(implementation: Implementation) -> None:
     assert scores[1, :, :3].isfinite().all()
 
 
-@pytest.mark.skipif("native" not in fast_attention, reason="no library was built")
+@pytest.mark.skipif("native" not in fast_index, reason="no library was built")
 @pytest.mark.parametrize("entry", [-1, 7, NOWHERE])
 def test_blocks_outside_the_storage_are_refused(entry: int) -> None:
     case = make_case(layout="buffer", lengths=[40], kv_heads=1, group=2, head_dim=16)
@@ -235,7 +235,7 @@ def test_the_reference_does_not_synchronise_with_the_host() -> None:
         assert scores.shape == (2, 2, 5)
 
 
-@pytest.mark.skipif("native" not in fast_attention, reason="no library was built")
+@pytest.mark.skipif("native" not in fast_index, reason="no library was built")
 @pytest.mark.parametrize("lanes", [4, 8, 16])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_many_pages(dtype: torch.dtype, lanes: int, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,10 +7,9 @@ from torch import Tensor
 from saccade.errors import KernelError
 from saccade.kernels._checks import check_integers, check_pooling
 from saccade.kernels._dispatch import Implementation, choose
-from saccade.kernels._flat import cpu_refusal
 from saccade.kernels._stored_bounds import Stored
 from saccade.kernels._triton import refusals
-from saccade.kernels.page_bounds import cpu, native, reference
+from saccade.kernels.page_bounds import native, reference
 from saccade.types import KVView, Pooling
 
 _MOST_DIM = 512
@@ -47,10 +46,9 @@ def update_page_bounds(
             beyond a row's last page are not looked at. Rows may share a block where they share its tokens. None: block
             b is all of row b.
         filled: a page that its row has yet to fill keeps its bounds: for rules that choose the last one unseen.
-        implementation: "native" needs the cache that `decode_scores` says and bounds whose last stride is 1; "cpu" an
-            unquantised float32, bfloat16 or float16 cache on CPU whose strides are multiples of the head dim with the
-            last one 1; "triton" a CUDA device and a head dim up to 512, for float8_e4m3fn one of compute capability
-            8.9. "auto" takes the first that can run of these, else the reference.
+        implementation: "native" needs the cache that `decode_scores` says and bounds whose last stride is 1; "triton" a
+            CUDA device and a head dim up to 512, for float8_e4m3fn one of compute capability 8.9. "auto" takes the
+            first that can run of these, else the reference.
 
     Raises:
         KernelError: shapes, dtypes or devices do not fit, or the requested implementation cannot run.
@@ -77,7 +75,6 @@ def update_page_bounds(
         "update_page_bounds",
         implementation,
         native=lambda: native.update_refusal(stored, kv, start),
-        cpu=lambda: cpu_refusal(kv),
         triton=lambda: _triton_refusal((kv.k,), lower, upper, start, kv.rows.seq_lens, table),
     )
     kv = kv if chosen == "native" else kv.in_rows()
@@ -85,7 +82,7 @@ def update_page_bounds(
         from saccade.kernels.page_bounds import triton
 
         return triton.update_page_bounds(stored, kv, page, start, count, filled)
-    run = {"native": native.update_page_bounds, "cpu": cpu.update_page_bounds}.get(chosen, reference.update_page_bounds)
+    run = native.update_page_bounds if chosen == "native" else reference.update_page_bounds
     run(stored, kv, page, start, count, filled)
 
 
@@ -120,8 +117,8 @@ def page_scores(
         k_scale: positive factors `[Hkv]`, or one for all heads, of a quantised cache: scores are those of k · k_scale.
         implementation: "native" needs the library that the install builds where there is a C compiler, float32 or
             bfloat16 bounds on CPU whose last stride is 1, a head dim that is a multiple of 16 up to 256 and at most 32
-            query heads per KV head. "cpu" needs CPU tensors. Neither takes a k_scale. "triton" needs what it needs for
-            the update. "auto" takes the first that can run of these, else the reference.
+            query heads per KV head, and no k_scale. "triton" needs what it needs for the update. "auto" takes the first
+            that can run of these, else the reference.
 
     Returns:
         float32 `[B, G, pages]`, G = Hkv or (for "each") Hq; undefined at and after page ⌈seq_len / page⌉.
@@ -151,13 +148,10 @@ def page_scores(
         "page_scores",
         implementation,
         native=lambda: _scale_refusal(k_scale) or native.refusal(q, stored, seq_lens),
-        cpu=lambda: _scale_refusal(k_scale) or (None if lower.is_cpu else f"the bounds are on {lower.device}"),
         triton=lambda: _triton_refusal((q,), lower, upper, seq_lens, k_scale, table),
     )
     if chosen == "native":
         return native.page_scores(q, stored, seq_lens, page, pooling, pages)
-    if chosen == "cpu":
-        return cpu.page_scores(q, stored, seq_lens, page, pooling, pages)
     if chosen == "triton":
         from saccade.kernels.page_bounds import triton
 
