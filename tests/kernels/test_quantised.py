@@ -74,8 +74,16 @@ def calls(case: Case) -> dict[str, Callable[[Implementation], object]]:
     return {"attend": attend, "select": select, "both": both, "score": score, "update": update, "bound": bound}
 
 
-@pytest.mark.parametrize("implementation", fast_attention)
-@pytest.mark.parametrize("operation", calls(small()))
+@pytest.mark.parametrize(
+    ("operation", "implementation"),
+    # Bounds have no form for torch on a CPU alone.
+    [
+        (name, how)
+        for name in calls(small())
+        for how in fast_attention
+        if how != "cpu" or name not in ("update", "bound")
+    ],
+)
 def test_faster_forms_refuse_and_never_fall_back(operation: str, implementation: Implementation) -> None:
     with pytest.raises(KernelError, match=f"'{implementation}' cannot take this call: .*(quantised|float8_e4m3fn)"):
         calls(small())[operation](implementation)
