@@ -323,6 +323,7 @@ def plan_of(vllm_config: Any, options: ServeOptions) -> Plan:
     policy, shape = options.policy, shape_of(vllm_config)
     plan = policy.plan(shape)
     if options.drafts and plan.owns_index:
+        # Its sets hold what drafts attend to and may be in no index yet.
         given, behind = policy.options.model_dump(exclude_unset=True), f"{CYCLES * options.drafts}:verify"
         plan = Policy.create(policy.name, {**given, "rectify": behind}).plan(shape)
     return replace(plan, notes=(*options.notes, *plan.notes))

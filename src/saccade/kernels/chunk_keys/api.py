@@ -77,6 +77,7 @@ def token_keys(kvs: Sequence[KVView], first: Tensor, count: int, end: Tensor) ->
     edges = torch.minimum(positions, end[:, None]).int()
     if cache_refusal(kvs[0], edges) is None:
         return torch.stack([native.pool(kv, edges) for kv in kvs])
+    # Gathered: as a mean of one it takes three times as long (docs/log.md).
     absent = (positions[:, :-1] >= end[:, None])[:, None, :, None]
     views = (kv.in_rows() for kv in kvs)
     read = (gather_tokens(kv.k, kv.k_scale, kv.rows, positions[:, :-1]).transpose(1, 2) for kv in views)

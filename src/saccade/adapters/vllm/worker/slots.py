@@ -121,7 +121,7 @@ class RequestSlots(Slots):
             rows[memory.slot] = row
         self.bring(due, self._views(lambda some: batch.picked([rows[slot] for slot in some], table, lengths)))
 
-    def warm_up(self, batch: Batch, table: Tensor, lengths: Tensor, **_: bool) -> None:
+    def warm_up(self, batch: Batch, table: Tensor, lengths: Tensor) -> None:
         """Compile what taking tokens in needs, before a request does: of nobody's slot, which stays empty."""
         if not self._warm and self.index is not None:
             views = self._views(lambda slots: batch.picked([0] * len(slots), table, lengths))

@@ -77,8 +77,10 @@ class SparseRows:
         batch = Batch.of(common, requests_of(self.config))
         if self.slots is not None:
             table, lengths = common.block_table_tensor, common.seq_lens
-            up_to_date = self.slots.follow if batch.announced else self.slots.warm_up
-            up_to_date(batch, table, lengths, drafts=self._drafts)
+            if batch.announced:
+                self.slots.follow(batch, table, lengths, drafts=self._drafts)
+            else:
+                self.slots.warm_up(batch, table, lengths)
         return batch
 
     @property
