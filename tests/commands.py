@@ -73,7 +73,7 @@ def edited(file: Path, **changes: Any) -> None:
 
 
 def tiny_model(
-    tokenizer: Any, positions: int = 32_768, *, layers: int = LAYERS, kv_heads: int = 2, seed: int = 0
+    tokenizer: Any, positions: int = 2**15, *, layers: int = LAYERS, kv_heads: int = 2, head_dim: int = 8, seed: int = 0
 ) -> Qwen3ForCausalLM:
     """Random weights, large ones, so that answers depend on what is attended to; 4 query heads."""
     torch.manual_seed(seed)
@@ -84,7 +84,7 @@ def tiny_model(
         num_hidden_layers=layers,
         num_attention_heads=4,
         num_key_value_heads=kv_heads,
-        head_dim=8,
+        head_dim=head_dim,
         max_position_embeddings=positions,
         initializer_range=0.3,
         eos_token_id=tokenizer.eos_token_id,

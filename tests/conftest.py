@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import gc
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,8 +17,11 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 from limits import COLLECTED
+from saccade.eval import document
 from saccade.recipes.machine import read_bandwidth
 
+# Each call sorts the thousands of files of the standard library; patched before anybody imports it.
+document.library_sources = functools.cache(document.library_sources)
 # No test judges the bandwidth, and reading a gigabyte takes a second.
 read_bandwidth.__kwdefaults__["megabytes"] = 16
 
@@ -28,6 +33,20 @@ settings.load_profile("ci" if os.environ.get("CI") else "local")
 # Tests on real vLLM and on a GPU need what `make setup` does not install; Triton's interpreter must be asked for before
 # anybody imports Triton, as torch does. All run where they are named, each in a process of their own.
 collect_ignore = ["serving", "gpu", "kernels/interpreted"]
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Iterator[None]:
+    """What is imported stays: a full collection of garbage need not look at half a million objects each time."""
+    gc.disable()
+    result = yield
+    gc.enable()
+    gc.freeze()
+    return result
+
+
+def pytest_unconfigure() -> None:
+    gc.unfreeze()  # at the end of the interpreter all goes, and libraries that count their objects see it
 
 
 @pytest.hookimpl(tryfirst=True)

@@ -1,4 +1,7 @@
-"""Python as a tree."""
+"""Python as a tree, with no garbage collected meanwhile: CPython 3.11 ends a parse within another in a SystemError.
+
+A finalizer that fails is reported with its traceback, of which a line is parsed too.
+"""
 
 from __future__ import annotations
 
@@ -7,10 +10,6 @@ import gc
 
 
 def parsed(source: str) -> ast.Module:
-    """With no garbage collected meanwhile: a finalizer that fails is reported with its traceback.
-
-    That parses a line of it, and CPython 3.11 ends a parse within another in a SystemError.
-    """
     collecting = gc.isenabled()
     gc.disable()
     try:

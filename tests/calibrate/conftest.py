@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -17,10 +16,9 @@ from saccade.calibrate.passages import Texts
 
 @pytest.fixture(scope="module", autouse=True)
 def small_library() -> Iterator[None]:
-    """Less of the library, and found once: every source of problems looks for it and counts its tokens anew."""
+    """Every source of problems counts its tokens anew."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(corpus, "CHARACTERS", 100_000)
-        patch.setattr(corpus, "library_sources", functools.cache(corpus.library_sources))
         yield
 
 

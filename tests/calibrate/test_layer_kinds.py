@@ -47,7 +47,7 @@ def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
     path = tmp_path_factory.mktemp(request.param)
     tokenizer = ModelSource.locate(None).tokenizer()
     ends = {"eos_token_id": tokenizer.eos_token_id, "pad_token_id": tokenizer.pad_token_id}
-    hybrid(request.param, vocab_size=2048, max_position_embeddings=POSITIONS, **ends).save_pretrained(path)
+    hybrid(request.param, vocab_size=2048, max_position_embeddings=POSITIONS, head_dim=16, **ends).save_pretrained(path)
     tokenizer.save_pretrained(path)
     return path
 
@@ -121,7 +121,9 @@ def test_retrieval_scores_are_of_layers_with_full_attention(folder: Path, tmp_pa
 
 @pytest.mark.parametrize("folder", among(NAMES, ["qwen3_next"]), indirect=True)
 def test_tune_writes_a_recipe_that_generate_runs(folder: Path, task: Path, tmp_path: Path) -> None:
-    """Every family that fits, with the search for a layer before them left out: a file has one set of texts."""
+    """Every family that fits; a layer is known, and how one is searched the first test shows."""
+    known = Recipe(ModelSource.locate(folder).decoder(), Policy.from_spec("dense"), reselect=(5,))
+    known.write(tmp_path / "saccade.json")
     settings = tune_settings(folder, tmp_path, task=str(task), policies=(), context=150, budgets="16")
     results = Tuning.check(settings).run(nothing)
     assert results["n"] in (0, 4)

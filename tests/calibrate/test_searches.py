@@ -57,6 +57,21 @@ def nothing(_: str) -> None:
     pass
 
 
+class StoppedError(Exception):
+    pass
+
+
+def begin(search: Any, file: Path) -> None:
+    """A run that is stopped as soon as `file` says what it is about."""
+
+    def stop(_: str) -> None:
+        if file.exists():
+            raise StoppedError
+
+    with pytest.raises(StoppedError):
+        search.run(stop)
+
+
 # --- what is refused ----------------------------------------------------------------------------------------------
 
 EVERYWHERE: list[tuple[dict[str, Any], list[str]]] = [
@@ -266,8 +281,8 @@ def test_a_tuned_policy_stays(
 def test_answers_of_before_are_refused(folder: Path, task: Path, tmp_path: Path) -> None:
     """Their recalls counted dense heads as 1; mixing both would compare what does not compare."""
     settings = layer_settings(folder, tmp_path, task=str(task))
-    LayerSearch.check(settings).run(nothing)
     ledger = tmp_path / "answers.jsonl"
+    begin(LayerSearch.check(settings), ledger)
     first = ledger.read_text().splitlines()[0]
     about = json.loads(first)["settings"]
     assert about.pop("recall") == "over heads with a set"
@@ -277,8 +292,7 @@ def test_answers_of_before_are_refused(folder: Path, task: Path, tmp_path: Path)
         LayerSearch.check(settings).run(nothing)
 
 
-@pytest.mark.parametrize("most", [1, 3])
-@pytest.mark.parametrize("layers", [3, 4])
+@pytest.mark.parametrize(("layers", "most"), in_turn([3, 4], [1, 3]))
 def test_layers_of_a_model_with_few_of_them(tmp_path: Path, layers: int, most: int) -> None:
     """With 3 no layer is left to choose beside the first selection layer; with 4 there is one, not three."""
     model = make_model(tmp_path / "model", layers=layers, seed=SEED)
@@ -301,13 +315,15 @@ def test_a_model_that_answers_nothing_gets_no_recipe(folder: Path, tmp_path: Pat
         assert not (tmp_path / name / "saccade.json").exists()
 
 
-@pytest.mark.parametrize(("name", "file"), [("heads", "training"), ("layers", "answers.jsonl"), ("tune", "answers")])
+@pytest.mark.parametrize(
+    ("name", "file"), [("heads", "training"), *((name, "answers.jsonl") for name in ("layers", "tune"))]
+)
 def test_a_folder_of_another_run_is_refused(grouped: Path, tmp_path: Path, name: str, file: str) -> None:
     """Texts of another seed are other texts, whatever is already in the folder."""
     task = make_task(grouped, tmp_path / "mine.jsonl", texts=4)
     changes: dict[str, Any] = {"task": str(task), "budgets": "16"}
     search, settings = SEARCHES[name]
-    search.check(settings(grouped, tmp_path / "out", **changes)).run(nothing)
+    begin(search.check(settings(grouped, tmp_path / "out", **changes)), tmp_path / "out" / file)
     with pytest.raises(OutputError, match="seed=0") as refused:
         search.check(settings(grouped, tmp_path / "out", seed=1, **changes)).run(nothing)
     assert "\n" not in str(refused.value)
@@ -317,13 +333,6 @@ def test_a_folder_of_another_run_is_refused(grouped: Path, tmp_path: Path, name:
 def unprobed(monkeypatch: pytest.MonkeyPatch) -> None:
     """Random models answer nothing, and what these tests look at comes after that."""
     monkeypatch.setattr(HeadSearch, "_refuse_unanswered", lambda *_: None)
-
-
-@pytest.mark.usefixtures("unprobed")
-def test_a_training_on_other_texts_is_not_taken_up(grouped: Path, tmp_path: Path) -> None:
-    HeadSearch.check(head_settings(grouped, tmp_path)).run(nothing)
-    with pytest.raises(OutputError, match="lengths"):
-        HeadSearch.check(head_settings(grouped, tmp_path, lengths=(140, 160))).run(nothing)
 
 
 def test_a_folder_with_gates_of_another_kind_is_refused(grouped: Path, tmp_path: Path) -> None:
@@ -339,19 +348,12 @@ def test_a_folder_with_gates_of_another_kind_is_refused(grouped: Path, tmp_path:
 
 
 @pytest.mark.usefixtures("unprobed")
-def test_a_training_of_another_seed_is_not_taken_up(grouped: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("changes", "named"), [({"seed": 1}, "seed"), ({"lengths": (140, 160)}, "lengths")])
+def test_another_training_is_not_taken_up(grouped: Path, tmp_path: Path, changes: dict[str, Any], named: str) -> None:
     """Stopped while training, so that no other file of the folder tells."""
-
-    class StoppedError(Exception):
-        pass
-
-    def stop(_: str) -> None:
-        raise StoppedError
-
-    with pytest.raises(StoppedError):
-        HeadSearch.check(head_settings(grouped, tmp_path)).run(stop)
-    with pytest.raises(OutputError, match="seed"):
-        HeadSearch.check(head_settings(grouped, tmp_path, seed=1)).run(stop)
+    begin(HeadSearch.check(head_settings(grouped, tmp_path)), tmp_path / "training")
+    with pytest.raises(OutputError, match=named):
+        HeadSearch.check(head_settings(grouped, tmp_path, **changes)).run(nothing)
 
 
 @pytest.mark.parametrize("name", among(SEARCHES, ("heads", "probe", "tune")))

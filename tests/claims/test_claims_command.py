@@ -98,7 +98,9 @@ def kept(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def ran(invoke: Invoke, model_folder: Path, tmp_path: Path, kept: Path) -> Path:
     """A copy of the claim's finished run, which whoever asks first has made."""
     if not kept.exists():
-        run(invoke, model_folder, kept)
+        done, _ = run(invoke, model_folder, kept)
+        assert done.exit_code == 0, done.output
+        (kept.parent / "said").write_text(done.stdout)
     return shutil.copytree(kept, tmp_path / "run")
 
 
@@ -112,18 +114,17 @@ def test_the_list_tells_what_was_not_run(invoke: Invoke, tmp_path: Path, monkeyp
     assert {"mixed", "7", "bundled", "2026-01-02"} <= set(invoke().stdout.split())
 
 
-def test_a_run_gives_verdict_picture_and_samples(invoke: Invoke, model_folder: Path, tmp_path: Path) -> None:
-    done, found = run(invoke, model_folder, tmp_path / "run")
-    assert done.exit_code == 0, done.output
-    assert found["verdict"] == "holds" and found["n"] == 6 and "verdict: holds" in done.stdout
+def test_a_run_gives_verdict_picture_and_samples(model_folder: Path, ran: Path, kept: Path) -> None:
+    found = json.loads((ran / "result.json").read_text())
+    assert found["verdict"] == "holds" and found["n"] == 6 and "verdict: holds" in (kept.parent / "said").read_text()
     assert (found["commit"], found["draft"], found["on"]) == ("abc", False, str(model_folder))
     # Streaming attends to 64 of some 300 tokens.
     assert -0.9 < found["tests"][0]["value"] < -0.6
     assert 0 < found["tests"][1]["value"] <= 1
     assert found["environment"]["model"] == str(model_folder)
-    assert ElementTree.fromstring((tmp_path / "run" / "picture.svg").read_text()).tag.endswith("svg")
+    assert ElementTree.fromstring((ran / "picture.svg").read_text()).tag.endswith("svg")
     # A header, and six texts under dense, streaming and two layers above the third.
-    assert len((tmp_path / "run" / "samples.jsonl").read_text().splitlines()) == 1 + 6 * 4
+    assert len((ran / "samples.jsonl").read_text().splitlines()) == 1 + 6 * 4
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import json
 import shutil
 from collections import Counter
@@ -48,10 +47,9 @@ MADE_UP = Choice(target_heads=4, seeds=3, steps=9, budgets=(16,))
 
 @pytest.fixture(scope="module", autouse=True)
 def small_library() -> Iterator[None]:
-    """Less of the library, and found once."""
+    """Every source of problems counts its tokens anew."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(corpus_module, "CHARACTERS", 60_000)
-        patch.setattr(corpus_module, "library_sources", functools.cache(corpus_module.library_sources))
         yield
 
 
