@@ -37,6 +37,7 @@ ALLOWANCES: tuple[tuple[str, int, int], ...] = (
     ("words by hand, the log left out", 400, 46),
     ("lines of Python in src", 550, 47),
     ("lines of tests", 1_066, 47),
+    ("words by hand, the log left out", 700, 47),
     ("lines of Python in src", 350, 48),
     ("lines of tests", 900, 48),
     ("cases of make test and make walk", 100, 48),

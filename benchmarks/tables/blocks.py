@@ -16,7 +16,7 @@ from saccade.adapters.vllm.vllm_api import VERSIONS
 from saccade.checkpoints.versions import TRIED
 from saccade.files import replace_text
 
-from . import counted, decoding, front, pictures, quality, serving
+from . import counted, decoding, front, lossless, pictures, quality, serving
 from .page import DOCS, RESULTS, ROOT, Made, Results, filled
 
 _DECODE = (
@@ -83,6 +83,7 @@ BLOCKS: Mapping[str, Made] = {
     ),
     "serve-h200-ceiling": Made(serving.ceiling, "serve_h200", "saccade bench serve"),
     "serve-h200-slower": Made(serving.slower, "serve_h200", "saccade bench serve"),
+    "lossless": Made(partial(lossless.gains, file="serve_h200"), "serve_h200", "python -m benchmarks tables"),
     "serve-h200-engines": Made(serving.engines, "serve_h200", "saccade bench serve"),
     "serve-h200-v1": Made(partial(serving.speed, file="serve_h200_v1"), "serve_h200_v1", "saccade bench serve"),
     "serve-h200-more": Made(partial(serving.speed, file="serve_h200_more"), "serve_h200_more", "saccade bench serve"),
@@ -144,6 +145,7 @@ def _of(file: str, draw: Callable[[Results], str]) -> str:
 
 PICTURES: Mapping[str, Callable[[], str]] = {
     "serve_h200.svg": partial(_of, "serve_h200", pictures.step_times),
+    "lossless_h200.svg": partial(_of, "serve_h200", lossless.picture),
     "demo_accuracy.svg": partial(_of, "demo", pictures.answers),
     "demo_recall.svg": partial(_of, "demo", pictures.recalls),
     **({gates.PICTURE: _trial} if (RESULTS / "gates.json").is_file() else {}),

@@ -1,0 +1,34 @@
+"""When lossless serving pays, against cycles whose outcomes are enumerated."""
+
+from __future__ import annotations
+
+import pytest
+
+from benchmarks.tables.lossless import VERIFIES, Cycle, cycles
+
+
+def enumerated(dense: float, sparse: float, stands: float, drafts: int) -> float:
+    """Stock's time for what a cycle yields on average, over the cycle's: the first draft that falls ends it."""
+    outcomes = [(stands**kept * (1 - stands), kept + 1) for kept in range(drafts)]
+    outcomes.append((stands**drafts, drafts + 1))
+    assert sum(chance for chance, _ in outcomes) == pytest.approx(1)
+    cycle = sum([sparse] * drafts) + (VERIFIES * dense if drafts else dense)
+    return sum(chance * tokens for chance, tokens in outcomes) * dense / cycle
+
+
+@pytest.mark.parametrize("stands", [0.0, 0.3, 0.9, 0.984, 1.0])
+@pytest.mark.parametrize(("dense", "sparse"), [(9.0, 5.6), (20.5, 7.4), (5.0, 5.1)])
+def test_gains_are_those_of_enumerated_cycles(dense: float, sparse: float, stands: float) -> None:
+    cycle = Cycle(dense, sparse)
+    gains = {drafts: enumerated(dense, sparse, stands, drafts) for drafts in (0, 1, 3, 7)}
+    assert {drafts: cycle.gain(stands, drafts) for drafts in gains} == pytest.approx(gains)
+    assert gains[cycle.best(stands)] == pytest.approx(max(gains.values()))
+    assert cycle.gain(stands, cycle.best(stands)) >= 1
+
+
+def test_stock_is_the_mean_of_both_runs_and_short_rows_are_left_out() -> None:
+    def rows(context: int) -> list[dict[str, object]]:
+        times = {"stock": 8.0, "less_is_more:budget=2048": 5.0, "quest:budget=2048": 6.0, "stock (last)": 9.0}
+        return [{"context": context, "batch": 2, "policy": name, "ms_per_token": ms} for name, ms in times.items()]
+
+    assert cycles({"rows": [*rows(4096), *rows(32768)]}) == {"32K × 2": Cycle(8.5, 5.0)}
