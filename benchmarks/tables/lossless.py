@@ -11,14 +11,14 @@ from saccade.report.drawing import as_svg, canvas, headline
 from saccade.report.palette import INK, marks
 
 from .page import Results, table, told
-from .serving import SHORT, points, size, stock
+from .serving import drifted, points, size, stock
 
 DRAFTS = "less_is_more:budget=2048"
 MOST = 8
 VERIFIES = 1.1
-"""Dense steps that a dense pass over all drafts of a batch takes: 1.03 to 1.13 by its bytes and products."""
-STANDS = (0.8, 0.9, 0.95, 0.984)
-"""Chances that a draft stands if those before it do; the last is that of 2,048 of 16K tokens of source code."""
+"""Dense steps that a dense pass over all drafts of a batch is taken for: 1.03 to 1.13 by its bytes and products."""
+ACCEPTED = (0.8, 0.9, 0.95, 0.984)
+"""Chances that a draft is accepted if those before it are."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,38 +28,37 @@ class Cycle:
     dense: float
     sparse: float
 
-    def gain(self, stands: float, drafts: int) -> float:
-        """Speed-up over dense steps with so many drafts a pass, each of which stands with this chance."""
+    def gain(self, accepted: float, drafts: int) -> float:
+        """Speed-up over dense steps with so many drafts a pass, each of which is accepted with this chance."""
         if not drafts:
             return 1.0
-        gained = sum(stands**number for number in range(drafts + 1))
+        gained = sum(accepted**number for number in range(drafts + 1))
         return gained * self.dense / (drafts * self.sparse + VERIFIES * self.dense)
 
-    def best(self, stands: float) -> int:
+    def best(self, accepted: float) -> int:
         """The number of drafts, of those that the scheduler chooses from, which gains most."""
-        return max(lengths(MOST), key=lambda drafts: self.gain(stands, drafts))
+        return max(lengths(MOST), key=lambda drafts: self.gain(accepted, drafts))
 
 
 def cycles(results: Results) -> dict[str, Cycle]:
-    """By context and batch, those of short rows left out."""
-    return {
+    """By context and batch, those left out that gain nothing at the largest of `ACCEPTED`, or whose stock drifted."""
+    found = {
         f"{size(context)} × {batch}": Cycle(stock(rows), rows[DRAFTS]["ms_per_token"])
         for (context, batch), rows in points(results).items()
-        if context > SHORT
+        if not drifted(rows)
     }
+    return {name: one for name, one in found.items() if one.best(ACCEPTED[-1])}
 
 
 def gains(results: Results, file: str) -> list[str]:
-    """Speed-up over stock by the chance that a draft stands, the number of drafts in brackets."""
+    """Speed-up over stock by the chance that a draft is accepted, the number of drafts in brackets."""
     body = [
-        [name, *(f"{one.gain(at, one.best(at)):.2f} ({one.best(at)})" for at in STANDS)]
+        [name, *(f"{one.gain(at, one.best(at)):.2f} ({one.best(at)})" for at in ACCEPTED)]
         for name, one in cycles(results).items()
     ]
-    return [
-        *table(["context × batch", *map(str, STANDS)], body),
-        "",
-        told(results["environment"], "python -m benchmarks tables", file),
-    ]
+    steps = f"By arithmetic from steps of `{DRAFTS}` and stock, {results['shape']} with random weights"
+    about = told(results["environment"], "python -m benchmarks tables", file)
+    return [*table(["context × batch", *map(str, ACCEPTED)], body), "", f"{steps}, {about}"]
 
 
 def picture(results: Results) -> str:
@@ -73,8 +72,12 @@ def picture(results: Results) -> str:
             curve = [one.gain(at, one.best(at)) for at in chances]
             axes.plot(chances, curve, **drawn[name].style, label=name, linewidth=1.6, markevery=10, markersize=4.5)
         axes.axhline(1, color=INK, linewidth=0.8)
-        axes.set_xlabel("chance that a draft stands if those before it do")
+        axes.set_xlabel("chance that a draft is accepted if those before it are")
         axes.set_ylabel("speed-up over stock vLLM")
         axes.legend(title="context × batch", loc="upper left")
-        headline(figure, f"best of {', '.join(map(str, lengths(MOST)))} drafts, by arithmetic from steps of {DRAFTS}")
+        steps = f"{results['shape']}, one {results['environment']['device']}"
+        headline(
+            figure,
+            f"best of {', '.join(map(str, lengths(MOST)))} drafts, by arithmetic from steps of {DRAFTS}, {steps}",
+        )
         return as_svg(figure)
