@@ -51,6 +51,13 @@ def test_verification_brings_its_worker_its_scheduler_and_slots() -> None:
     assert (server.options.drafts, server.options.rewrites) == (8, None)
 
 
+@pytest.mark.parametrize(("drafts", "rows"), [(8, 64), (16, 32), (6, 128), (600, 12)])
+def test_as_many_rows_as_have_graphs_unless_it_is_said(drafts: int, rows: int) -> None:
+    """vLLM's own number would be refused on most cards: 1,024 rows and steps of 8,192 tokens."""
+    policy, room = f"streaming:budget=2048,rectify={drafts}:verify", ("--max-num-batched-tokens", "8192")
+    assert prepare(["--port", "0", *room], policy=policy).args.max_num_seqs == rows
+
+
 @pytest.mark.parametrize(("proper", "scheduler"), [(PROPER, ADAPTIVE), (FIXED, None)])
 def test_what_is_said_by_hand_stays(proper: dict[str, Any], scheduler: str | None) -> None:
     """Also how drafts are sampled; without numbers by batch there are always as many, of any number of rows."""
