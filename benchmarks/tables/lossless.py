@@ -15,6 +15,7 @@ from .serving import drifted, points, size, stock
 
 DRAFTS = "less_is_more:budget=2048"
 MOST = 8
+"""As in `rectify=8:verify`."""
 VERIFIES = 1.1
 """Dense steps that a dense pass over all drafts of a batch is taken for: 1.03 to 1.13 by its bytes and products."""
 ACCEPTED = (0.8, 0.9, 0.95, 0.984)

@@ -316,7 +316,7 @@ def test_a_model_that_answers_nothing_gets_no_recipe(folder: Path, tmp_path: Pat
 
 
 @pytest.mark.parametrize(
-    ("name", "file"), [("heads", "training"), *((name, "answers.jsonl") for name in ("layers", "tune"))]
+    ("name", "file"), [("heads", "training"), ("layers", "answers.jsonl"), ("tune", "answers.jsonl")]
 )
 def test_a_folder_of_another_run_is_refused(grouped: Path, tmp_path: Path, name: str, file: str) -> None:
     """Texts of another seed are other texts, whatever is already in the folder."""

@@ -18,7 +18,7 @@ from ...recipes.kept import lacks_layer
 from ...types import CHUNKED, FULL, SLIDING
 from .cache_dtype import FP8, VALID, bounds_bytes, number_type, reasons_against_dtype
 from .lossless import reasons_against_drafting
-from .options import CYCLES, ServeOptions, shape_of
+from .options import CAPTURED, CYCLES, ServeOptions, shape_of
 from .vllm_api import check_interfaces
 
 CPU_BYTES = 32
@@ -26,9 +26,6 @@ CPU_BYTES = 32
 
 SCHEDULER = "saccade.adapters.vllm.scheduler.RectifyingScheduler"
 """What `--scheduler-cls` is given."""
-
-CAPTURED = 512
-"""Tokens of the largest step that vLLM captures by itself."""
 
 FULL_KIND, WINDOW_KIND = "full_attention", "sliding_window"
 """vLLM's words for kinds of layers."""

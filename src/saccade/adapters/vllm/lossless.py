@@ -8,7 +8,7 @@ from typing import Any
 
 from ...checkpoints.unsupported import mixed_kinds
 from ...types import FULL, SLIDING
-from .options import ServeOptions
+from .options import CAPTURED, ServeOptions
 
 WORKER = "saccade.adapters.vllm.worker.lossless.LosslessWorker"
 """What `--worker-cls` is given."""
@@ -30,6 +30,12 @@ def lengths(most: int) -> tuple[int, ...]:
     numbers it would not find graphs that exist.
     """
     return tuple(2**power - 1 for power in range((most + 1).bit_length()))
+
+
+def rows_with_graphs(most: int) -> int:
+    """As many as have full graphs of all lengths, at least one a length; vLLM's own 1,024 leave drafts no room."""
+    *fewer, largest = lengths(most)
+    return 4 * max(CAPTURED // (largest + 1) // 4, len(fewer) // 4 + 1)
 
 
 def speculation(model: str, drafts: int, *, fixed: bool = False) -> dict[str, Any]:

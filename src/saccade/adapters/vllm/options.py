@@ -22,6 +22,9 @@ KEY = "saccade"
 
 _DRAFTS = "saccade_drafts"
 
+CAPTURED = 512
+"""Tokens of the largest step that vLLM captures by itself."""
+
 CYCLES = 3
 """Of so many cycles drafts lie behind what stands for sure: of the one at hand, and of two that may be rejected."""
 

@@ -26,7 +26,6 @@ from ....methods.policy import Policy
 from ....recipes import resolve as recipes
 from ....types import ModelShape
 from ..checks import (
-    CAPTURED,
     FULL_KIND,
     SCHEDULER,
     captured_for,
@@ -38,7 +37,7 @@ from ..checks import (
     unit,
     windows_apart,
 )
-from ..lossless import ADAPTIVE, BY_BATCH, WORKER, lengths, speculation
+from ..lossless import ADAPTIVE, BY_BATCH, WORKER, rows_with_graphs, speculation
 from ..options import KEY, ServeOptions, shape_of
 from ..vllm_api import check_interfaces, lent
 from .named import missing
@@ -262,9 +261,8 @@ def _fill(args: Namespace, options: ServeOptions, *, bundled: bool) -> None:
             args.speculative_config = speculation(str(args.model), options.drafts)
         if args.scheduler_cls is None and BY_BATCH in args.speculative_config:
             args.scheduler_cls = ADAPTIVE
-        if args.max_num_seqs is None:  # by itself vLLM takes more rows than its step has room for drafts
-            *fewer, most = lengths(options.drafts)
-            args.max_num_seqs = 4 * max(CAPTURED // (most + 1) // 4, len(fewer) // 4 + 1)
+        if args.max_num_seqs is None:
+            args.max_num_seqs = rows_with_graphs(options.drafts)
     if bundled and args.served_model_name is None:
         args.served_model_name = [BUNDLED]
     if bundled and current_platform.is_cpu():
