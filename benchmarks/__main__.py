@@ -208,6 +208,40 @@ def speculation(
 
 
 @app.command()
+def drafts(
+    model: Annotated[str, typer.Option(metavar="DIR", help="Model folder.")],
+    policy: Annotated[str, typer.Option(metavar="SPEC", help="Policy, without budget and rectification.")],
+    budget: Annotated[str, typer.Option(metavar="N,N", help="Budgets.")] = "2048",
+    every: Annotated[int, typer.Option(min=1, help="Drafts that a pass verifies at most.")] = 8,
+    context: Annotated[int, typer.Option(min=1024, help="Tokens of a prompt.")] = 30720,
+    texts: Annotated[int, typer.Option(min=1, help="Texts of each kind: code, prose, questions about code.")] = 16,
+    new_tokens: Annotated[int, typer.Option(min=32, help="Tokens of an answer.")] = 256,
+    batch: Annotated[str, typer.Option(metavar="N,N", help="Rows whose pace is taken.")] = "1,8,32",
+    memory: options.Memory = 0.9,
+    dtype: Dtype = "auto",
+    seed: Seed = 20,
+    json: JsonFile = None,
+) -> None:
+    """Count which drafts vLLM accepts in lossless serving, and time what comes of them; stock first and last.
+
+    With each budget the model always drafts as many, which acceptance is counted by; with the first one also as many as
+    pay, which is what is served.
+
+    Example:
+
+      python -m benchmarks drafts --model ./Qwen2.5-Coder-1.5B --policy less_is_more:reselect=20 --json drafts.json
+    """
+    from .drafts import Drafts, DraftsSettings, drafts_table
+
+    quiet_libraries()
+    settings = DraftsSettings(
+        model=model, policy=policy, budgets=budget, drafts=every, context=context, texts=texts, new_tokens=new_tokens,
+        batches=batch, memory=memory, dtype=dtype, seed=seed,
+    )  # fmt: skip
+    _run(Drafts.check(settings), json, None, lambda results: [drafts_table(results)], lambda _: "")
+
+
+@app.command()
 def serve(
     shape: options.Shape = "smollm2-135m",
     context: Annotated[list[str], words("N,N", "Lengths of prompts, in turn.")] = SERVED_CONTEXTS,
