@@ -217,8 +217,6 @@ def drafts(
     texts: Annotated[int, typer.Option(min=1, help="Texts of each kind: code, prose, questions about code.")] = 16,
     new_tokens: Annotated[int, typer.Option(min=32, help="Tokens of an answer.")] = 256,
     batch: Annotated[str, typer.Option(metavar="N,N", help="Rows whose pace is taken.")] = "1,8,32",
-    memory: options.Memory = 0.9,
-    dtype: Dtype = "auto",
     seed: Seed = 20,
     json: JsonFile = None,
 ) -> None:
@@ -234,10 +232,7 @@ def drafts(
     from .drafts import Drafts, DraftsSettings, drafts_table
 
     quiet_libraries()
-    settings = DraftsSettings(
-        model=model, policy=policy, budgets=budget, drafts=every, context=context, texts=texts, new_tokens=new_tokens,
-        batches=batch, memory=memory, dtype=dtype, seed=seed,
-    )  # fmt: skip
+    settings = DraftsSettings(model, policy, budget, every, context, texts, new_tokens, batch, seed)
     _run(Drafts.check(settings), json, None, lambda results: [drafts_table(results)], lambda _: "")
 
 

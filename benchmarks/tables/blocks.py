@@ -60,6 +60,10 @@ def _slice(name: str, shape: str) -> Made:
     return Made(partial(decoding.steps, command=command, file=name), name, command)
 
 
+def _speed(name: str) -> Made:
+    return Made(partial(serving.speed, file=name), name, "saccade bench serve")
+
+
 def _claims(paper: str) -> Made:
     """The ledger's verdicts on a paper, from all of docs/results/claims."""
     return Made(lambda _: verdicts.paper_lines(paper))
@@ -77,7 +81,7 @@ BLOCKS: Mapping[str, Made] = {
     "accumulation": Made(quality.accumulation, "accumulation", "python -m claims accumulation"),
     "eviction": Made(eviction, "eviction", "python -m claims eviction"),
     "growth": Made(quality.growth, "growth", "python -m benchmarks growth --json docs/results/growth.json"),
-    "serve-h200": Made(partial(serving.speed, file="serve_h200"), "serve_h200", "saccade bench serve"),
+    "serve-h200": _speed("serve_h200"),
     "serve-h200-versions": Made(
         partial(serving.versions, file="serve_versions_h200"), "serve_versions_h200", "saccade bench serve"
     ),
@@ -85,29 +89,17 @@ BLOCKS: Mapping[str, Made] = {
     "serve-h200-slower": Made(serving.slower, "serve_h200", "saccade bench serve"),
     "lossless": Made(partial(lossless.gains, file="serve_h200"), "serve_h200", "python -m benchmarks tables"),
     "serve-h200-engines": Made(serving.engines, "serve_h200", "saccade bench serve"),
-    "serve-h200-v1": Made(partial(serving.speed, file="serve_h200_v1"), "serve_h200_v1", "saccade bench serve"),
-    "serve-h200-more": Made(partial(serving.speed, file="serve_h200_more"), "serve_h200_more", "saccade bench serve"),
+    "serve-h200-v1": _speed("serve_h200_v1"),
+    "serve-h200-more": _speed("serve_h200_more"),
     "serve-h200-more-ceiling": Made(serving.ceiling, "serve_h200_more", "saccade bench serve"),
-    "serve-h200-rectified": Made(
-        partial(serving.speed, file="serve_h200_rectified"), "serve_h200_rectified", "saccade bench serve"
-    ),
-    "serve-h200-large": Made(
-        partial(serving.speed, file="serve_h200_large"), "serve_h200_large", "saccade bench serve"
-    ),
-    "serve-h200-cluster": Made(
-        partial(serving.speed, file="serve_h200_cluster"), "serve_h200_cluster", "saccade bench serve"
-    ),
-    "serve-h200-qwen3": Made(
-        partial(serving.speed, file="serve_h200_qwen3"), "serve_h200_qwen3", "saccade bench serve"
-    ),
-    "serve-h200-fp8": Made(partial(serving.speed, file="serve_h200_fp8"), "serve_h200_fp8", "saccade bench serve"),
-    "serve-h200-gemma3": Made(
-        partial(serving.speed, file="serve_h200_gemma3"), "serve_h200_gemma3", "saccade bench serve"
-    ),
+    "serve-h200-rectified": _speed("serve_h200_rectified"),
+    "serve-h200-large": _speed("serve_h200_large"),
+    "serve-h200-cluster": _speed("serve_h200_cluster"),
+    "serve-h200-qwen3": _speed("serve_h200_qwen3"),
+    "serve-h200-fp8": _speed("serve_h200_fp8"),
+    "serve-h200-gemma3": _speed("serve_h200_gemma3"),
     "serve-h200-gemma3-ceiling": Made(serving.ceiling, "serve_h200_gemma3", "saccade bench serve"),
-    "serve-h200-gptoss": Made(
-        partial(serving.speed, file="serve_h200_gptoss"), "serve_h200_gptoss", "saccade bench serve"
-    ),
+    "serve-h200-gptoss": _speed("serve_h200_gptoss"),
     "serve-h200-gptoss-ceiling": Made(serving.ceiling, "serve_h200_gptoss", "saccade bench serve"),
     "front-methods": Made(front.methods, "demo", "make demo"),
     "front-speed": Made(front.speed, "serve_h200", "saccade bench serve"),
