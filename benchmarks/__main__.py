@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Protocol
@@ -222,8 +223,7 @@ def drafts(
 ) -> None:
     """Count which drafts vLLM accepts in lossless serving, and time what comes of them; stock first and last.
 
-    With each budget the model always drafts as many, which acceptance is counted by; with the first one also as many as
-    pay, which is what is served.
+    Acceptance is counted where always as many are drafted; with the first budget also as many as pay, as is served.
 
     Example:
 
@@ -317,6 +317,7 @@ def _run(
             replace_text(picture, draw(results))
         return results
 
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # which `timeout` sends
     results = until_stopped(measurement, keep)
     console = output()
     for table in tables(results):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from itertools import chain
 from typing import Any
 
 import numpy
@@ -34,7 +35,7 @@ COLUMNS: Columns = {
     "T": lambda row: f"{row['temperature']:g}",
     "accepted": lambda row: number(row["accepted"], "{:.3f}"),
     "95%": lambda row: "–" if row["interval"] is None else "{:.3f} to {:.3f}".format(*row["interval"]),
-    "tokens per step": lambda row: f"{row['gained']:.2f}",
+    "tokens per step": lambda row: number(row["gained"], "{:.2f}"),
     "as stock": lambda row: number(row["as_stock"], "{}"),
     "tokens per second": lambda row: number(row["pace"], "{:.0f}"),
 }
@@ -106,9 +107,9 @@ class Drafts:
             advance(name)
 
     def results(self) -> dict[str, Any]:
-        here, model = self.subject, self.subject.source.name
-        about = environment(threads=1, dtype=here.dtype, device=here.device) | {"model": model}
-        return {"shape": model, "rows": self.rows, "settings": asdict(self.settings), "environment": about}
+        about = environment(threads=1, dtype=self.subject.dtype, device=self.subject.device)
+        told = {"settings": asdict(self.settings), "environment": about}
+        return {"shape": self.subject.source.name, "rows": self.rows, **told}
 
     def _engine(self, name: str) -> Any:
         import vllm
@@ -133,7 +134,7 @@ class Drafts:
         params = SamplingParams(temperature=temperature, max_tokens=most, ignore_eos=paced, detokenize=False)
         for row, text in enumerate(texts):
             inner.add_request(f"{name}-{kind}-{temperature}-{row}", TokensPrompt(prompt_token_ids=text), params)
-        answers, gains, marks = [list[int]() for _ in texts], [list[int]() for _ in texts], list[tuple[float, int]]()
+        answers, gains, marks = [list[int]() for _ in texts], [list[int]() for _ in texts], list[tuple[int, float]]()
         while inner.has_unfinished_requests():
             for output in inner.step():
                 row, tokens = int(output.request_id.rsplit("-", 1)[1]), [*output.outputs[0].token_ids]
@@ -141,18 +142,18 @@ class Drafts:
                 answers[row] = tokens
             lengths = [*map(len, answers)]
             if min(lengths) >= own.new_tokens and max(lengths) < most:
-                marks.append((time.perf_counter(), sum(lengths)))
+                marks.append((sum(lengths), time.perf_counter()))
         # A prompt's step has no drafts; the last one may be cut where an answer ends.
-        cycles = [numpy.array(gained[1:-1], dtype=int) for gained in gains]
-        every, found = numpy.concatenate(cycles), {"engine": name, "kind": kind, "temperature": temperature}
-        found |= {"texts": len(texts), "gained": every.mean(), "accepted": None, "interval": None, "pace": None}
-        if self.engines[name][1]:
+        cycles = [numpy.array(gained[1:-1], dtype=int) for gained in gains if len(gained) > 2]
+        every, found = numpy.array([*chain(*cycles)]), {"engine": name, "kind": kind, "temperature": temperature}
+        gained = every.mean() if cycles else None
+        found |= {"texts": len(cycles), "gained": gained, "accepted": None, "interval": None, "pace": None}
+        if cycles and self.engines[name][1]:
             accepted, drafted = [int((one - 1).sum()) for one in cycles], [own.drafts * len(one) for one in cycles]
             found |= {"accepted": sum(accepted) / sum(drafted), "interval": share_interval(accepted, drafted)}
             found["by_position"] = [(every > place).mean() for place in range(1, own.drafts + 1)]
         if paced and len(marks) > 1:
-            (begin, first), (end, last) = marks[0], marks[-1]
-            found["pace"] = (last - first) / (end - begin)
+            found["pace"] = numpy.divide(*numpy.subtract(marks[-1], marks[0]))  # tokens over seconds
         known = None if paced or temperature else self._stock.setdefault(kind, answers)
         return {**found, "as_stock": known and sum(map(list.__eq__, known, answers))}
 

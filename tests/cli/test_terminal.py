@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import io
-import os
 import re
-import signal
 import sys
 from collections.abc import Callable
 from typing import Any
@@ -113,15 +111,3 @@ def test_without_a_table_there_is_a_bar(monkeypatch: pytest.MonkeyPatch) -> None
     with progress(2) as advance:
         advance("half")
     assert "half" in shown(screen) and "1/2" in shown(screen)
-
-
-def test_what_a_terminated_run_has_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    """`timeout` and schedulers of jobs send SIGTERM."""
-    terminal_of(monkeypatch)
-    work = Counted(Clock(monkeypatch), seconds=2.0)
-    monkeypatch.setattr(work, "run", lambda advance: (setattr(work, "done", 2), os.kill(os.getpid(), signal.SIGTERM)))
-    before = signal.getsignal(signal.SIGTERM)
-    try:
-        assert until_stopped(work, work.keep) == {"complete": False, "done": 2}
-    finally:
-        signal.signal(signal.SIGTERM, before)

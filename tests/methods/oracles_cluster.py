@@ -218,8 +218,9 @@ class HeadIndex:
         """That node `taken` was preferred to, or not to, node `other`."""
         error = 2 * PRODUCT_ERROR * max(1.0, float(np.linalg.norm(q)))
         gap, pair = abs(bounds[taken] - bounds[other]), (nodes[taken], nodes[other])
-        # How often a radius was rounded up is the package's business: such a tie is none in float32.
-        fragile = any(node.moved and node.radius > 0 for node in pair)
+        # How often a radius was rounded up is the package's business: such a tie is none in float32. Nor is one of a
+        # radius that was rounded up when it was planted and of another.
+        fragile = any(node.moved and node.radius > 0 for node in pair) or pair[0].radius != pair[1].radius
         self.margin.note(gap, error, fragile=fragile)
 
     def search(self, q: Array, room: int) -> list[Span]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import signal
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -115,10 +114,9 @@ def until_stopped(
 ) -> dict[str, Any]:
     """Work under a bar and a table; whatever ends it, `keep` writes what there is, told whether that is all.
 
-    An interrupt or SIGTERM is not passed on, so that its results can be shown.
+    An interrupt is not passed on, so that its results can be shown.
     """
     complete = False
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # `timeout` and job schedulers send it
     try:
         with progress(work.units, table) as advance:
             work.run(advance)
