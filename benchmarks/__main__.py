@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import signal
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Protocol
@@ -233,7 +232,8 @@ def drafts(
 
     quiet_libraries()
     settings = DraftsSettings(model, policy, budget, every, context, texts, new_tokens, batch, seed)
-    _run(Drafts.check(settings), json, None, lambda results: [drafts_table(results)], lambda _: "")
+    job: Any = Drafts.check(settings)  # runs as a GridJob does, on no grid
+    time_and_show(job, drafts_table, json)
 
 
 @app.command()
@@ -317,7 +317,6 @@ def _run(
             replace_text(picture, draw(results))
         return results
 
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # which `timeout` sends
     results = until_stopped(measurement, keep)
     console = output()
     for table in tables(results):

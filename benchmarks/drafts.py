@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from itertools import chain
+from itertools import chain, product
 from typing import Any
 
 import numpy
@@ -13,11 +13,12 @@ from rich.table import Table
 
 from claims.designs.kinds import texts_by_kind
 from claims.judging.shares import share_interval
-from saccade.adapters.vllm.lossless import ADAPTIVE, WORKER, speculation
-from saccade.adapters.vllm.options import KEY, ServeOptions
+from saccade.adapters.vllm.lossless import ADAPTIVE, WORKER, lengths, speculation
+from saccade.adapters.vllm.options import CAPTURED, KEY, ServeOptions
+from saccade.bench.grid import OnUnit
 from saccade.bench.synthetic import prepare_process
 from saccade.bench.variants import STOCK
-from saccade.errors import DocumentError
+from saccade.errors import DocumentError, SaccadeError
 from saccade.eval.output import whole_numbers
 from saccade.eval.subject import Subject
 from saccade.methods.policy import Policy
@@ -25,19 +26,20 @@ from saccade.recipes.machine import environment
 from saccade.report.table import fill, new_table
 from saccade.report.wording import Columns, number
 
-AGAIN, MIXED = f"{STOCK} (last)", "mixed"
-LONGER = 3
-"""Answers whose pace is taken are so many times as long; their first part is left out, in which lengths are tried."""
+AGAIN, PLAIN = f"{STOCK} (last)", "code and prose"
+TRIED, LONGER, FEWEST, LOADS = 128, 3, 30, 8
+"""Of a pace: tokens left out, in which lengths are tried; times `new_tokens` behind them; fewest steps; fewest rows."""
 
 COLUMNS: Columns = {
     "engine": lambda row: row["engine"],
     "texts": lambda row: f"{row['texts']} × {row['kind']}",
+    "together": lambda row: str(row.get("batch", row["texts"])),
     "T": lambda row: f"{row['temperature']:g}",
-    "accepted": lambda row: number(row["accepted"], "{:.3f}"),
-    "95%": lambda row: "–" if row["interval"] is None else "{:.3f} to {:.3f}".format(*row["interval"]),
-    "tokens per step": lambda row: number(row["gained"], "{:.2f}"),
-    "as stock": lambda row: number(row["as_stock"], "{}"),
-    "tokens per second": lambda row: number(row["pace"], "{:.0f}"),
+    "accepted": lambda row: number(row.get("accepted"), "{:.3f}"),
+    "95%": lambda row: "{:.3f} to {:.3f}".format(*row["interval"]) if row.get("interval") else "-",
+    "tokens per step": lambda row: number(row.get("gained"), "{:.2f}"),
+    "as stock": lambda row: number(row.get("as_stock"), "{}"),
+    "tokens per second": lambda row: number(row.get("pace"), "{:.0f}"),
 }
 
 
@@ -58,14 +60,18 @@ class DraftsSettings:
 
 @dataclass
 class Drafts:
-    """Settings that passed every check; `engines` are told options and whether the number of drafts is fixed."""
+    """Settings that passed every check; an engine is told options and whether the number of drafts is fixed.
+
+    `most` rows stand together: as many at least as vLLM captures lengths.
+    """
 
     settings: DraftsSettings
     subject: Subject
     batches: tuple[int, ...]
     engines: Mapping[str, tuple[ServeOptions | None, bool]]
     longest: int
-    rows: list[dict[str, Any]] = field(default_factory=list)
+    most: int
+    notes: tuple[str, ...] = ()
     _stock: dict[str, list[list[int]]] = field(default_factory=dict)
 
     @classmethod
@@ -80,36 +86,42 @@ class Drafts:
             engines |= {} if place else {str(policy): (ServeOptions(policy), False)}
             engines[f"{policy}, always"] = ServeOptions(policy), True
         batches = whole_numbers("batch", settings.batches, at_least=1)
-        longest = settings.context + LONGER * settings.new_tokens + settings.drafts + 1
+        if max(batches) > 2 * settings.texts:
+            raise SaccadeError(f"batch {max(batches)} is not valid: at most {2 * settings.texts}, of code and prose")
+        most = max(*batches, settings.texts, len(lengths(settings.drafts)))
+        if most * (settings.drafts + 1) > CAPTURED:
+            raise SaccadeError(f"{most} rows of {settings.drafts} drafts: no graphs beyond {CAPTURED} tokens a pass")
+        longest = settings.context + TRIED + LONGER * settings.new_tokens + settings.drafts + 1
         if longest > subject.positions:
             raise DocumentError(f"{longest} tokens, context and new ones: the model has {subject.positions} positions")
-        return cls(settings, subject, batches, {**engines, AGAIN: (None, False)}, longest)
+        return cls(settings, subject, batches, {**engines, AGAIN: (None, False)}, longest, most)
 
     @property
     def units(self) -> int:
         return len(self.engines)
 
-    def run(self, advance: Callable[[str], None]) -> None:
+    def run(self, on_unit: OnUnit) -> dict[str, Any]:
         """Ask every engine the same, one engine after the other."""
         prepare_process(served=True)
-        own, subject = self.settings, self.subject
+        own, subject, rows = self.settings, self.subject, list[dict[str, Any]]()
+        about = environment(threads=1, dtype=subject.dtype, device=subject.device)
+        results = {"shape": subject.source.name, "rows": rows, "settings": asdict(own), "environment": about}
         prompts = texts_by_kind(subject.tokenizer, own.context, own.texts, own.seed, subject.positions)
-        mixed = [text for turn in zip(*prompts.values(), strict=True) for text in turn]
+        plain = [text for pair in zip(prompts["code"], prompts["prose"], strict=True) for text in pair]
         for name in self.engines:
             llm = self._engine(name)
             try:
-                for kind, texts in prompts.items():
-                    self.rows += [self._ask(llm, name, kind, texts, temperature) for temperature in (0.0, 0.7)]
-                for batch in self.batches:
-                    self.rows.append(self._ask(llm, name, MIXED, [mixed[row % len(mixed)] for row in range(batch)], 0))
+                # A row that waited, or was preempted, would have steps without drafts.
+                cache, needed = llm.llm_engine.vllm_config.cache_config, self.most * self.longest
+                if (room := cache.num_gpu_blocks * cache.block_size) < needed:
+                    raise SaccadeError(f"{self.most} rows of {self.longest} tokens: the cache has {room}, not {needed}")
+                for (kind, texts), temperature in product(prompts.items(), (0.0, 0.7)):
+                    rows.append(self._count(llm, name, kind, texts, temperature))
+                rows += [self._pace(llm, name, batch, plain) for batch in self.batches]
             finally:
                 llm.llm_engine.engine_core.shutdown()
-            advance(name)
-
-    def results(self) -> dict[str, Any]:
-        about = environment(threads=1, dtype=self.subject.dtype, device=self.subject.device)
-        told = {"settings": asdict(self.settings), "environment": about}
-        return {"shape": self.subject.source.name, "rows": self.rows, **told}
+            on_unit(name, results)
+        return results
 
     def _engine(self, name: str) -> Any:
         import vllm
@@ -121,41 +133,64 @@ class Drafts:
             ours |= {} if fixed else {"scheduler_cls": ADAPTIVE}
         return vllm.LLM(
             model=own.model, dtype=self.subject.dtype_name, seed=own.seed, max_num_batched_tokens=8192,
-            max_model_len=self.longest, max_num_seqs=-(-max(*self.batches, own.texts) // 4) * 4, **ours,
+            max_model_len=self.longest, max_num_seqs=-(-self.most // 4) * 4, **ours,
         )  # fmt: skip
 
-    def _ask(self, llm: Any, name: str, kind: str, texts: Sequence[list[int]], temperature: float) -> dict[str, Any]:
-        """Answer texts together: what rows gain in a step, and the pace while all decode."""
-        from vllm import SamplingParams
-        from vllm.inputs import TokensPrompt
-
-        own, inner, paced = self.settings, llm.llm_engine, kind == MIXED
-        most = own.new_tokens * (LONGER if paced else 1)
-        params = SamplingParams(temperature=temperature, max_tokens=most, ignore_eos=paced, detokenize=False)
-        for row, text in enumerate(texts):
-            inner.add_request(f"{name}-{kind}-{temperature}-{row}", TokensPrompt(prompt_token_ids=text), params)
-        answers, gains, marks = [list[int]() for _ in texts], [list[int]() for _ in texts], list[tuple[int, float]]()
-        while inner.has_unfinished_requests():
-            for output in inner.step():
-                row, tokens = int(output.request_id.rsplit("-", 1)[1]), [*output.outputs[0].token_ids]
-                gains[row].append(len(tokens) - len(answers[row]))
-                answers[row] = tokens
-            lengths = [*map(len, answers)]
-            if min(lengths) >= own.new_tokens and max(lengths) < most:
-                marks.append((sum(lengths), time.perf_counter()))
-        # A prompt's step has no drafts; the last one may be cut where an answer ends.
-        cycles = [numpy.array(gained[1:-1], dtype=int) for gained in gains if len(gained) > 2]
-        every, found = numpy.array([*chain(*cycles)]), {"engine": name, "kind": kind, "temperature": temperature}
-        gained = every.mean() if cycles else None
-        found |= {"texts": len(cycles), "gained": gained, "accepted": None, "interval": None, "pace": None}
+    def _count(self, llm: Any, name: str, kind: str, texts: Sequence[list[int]], temperature: float) -> dict[str, Any]:
+        """What rows gain in each step that begins within an answer's first `new_tokens`; which answers are stock's."""
+        own, most = self.settings, self.settings.new_tokens + self.settings.drafts
+        answers, steps = [list[int]() for _ in texts], [list[tuple[int, int]]() for _ in texts]
+        for now, _ in _answers(llm, texts, most, temperature):
+            for taken, before, after in zip(steps, answers, now, strict=True):
+                taken += [(len(before), len(after))] if len(after) > len(before) else []
+            answers = now
+        # A prompt's step has no drafts; the last one is cut where an answer ends by itself.
+        cut = [len(answer) if len(answer) < most else None for answer in answers]
+        pairs = zip(steps, cut, strict=True)
+        gains = [[b - a for a, b in one if 0 < a < own.new_tokens and b != end] for one, end in pairs]
+        cycles = [one for one in gains if one]
+        row: dict[str, Any] = {"engine": name, "kind": kind, "temperature": temperature, "texts": len(texts)}
+        every = numpy.array([*chain(*cycles)])
+        row["gained"] = float(every.mean()) if cycles else None
         if cycles and self.engines[name][1]:
-            accepted, drafted = [int((one - 1).sum()) for one in cycles], [own.drafts * len(one) for one in cycles]
-            found |= {"accepted": sum(accepted) / sum(drafted), "interval": share_interval(accepted, drafted)}
-            found["by_position"] = [(every > place).mean() for place in range(1, own.drafts + 1)]
-        if paced and len(marks) > 1:
-            found["pace"] = numpy.divide(*numpy.subtract(marks[-1], marks[0]))  # tokens over seconds
-        known = None if paced or temperature else self._stock.setdefault(kind, answers)
-        return {**found, "as_stock": known and sum(map(list.__eq__, known, answers))}
+            accepted, drafted = [sum(one) - len(one) for one in cycles], [own.drafts * len(one) for one in cycles]
+            row |= {"accepted": sum(accepted) / sum(drafted), "interval": share_interval(accepted, drafted)}
+            row["by_position"] = [float((every > place).mean()) for place in range(1, own.drafts + 1)]
+        answers = [answer[: own.new_tokens] for answer in answers]
+        if not temperature:
+            row["as_stock"] = sum(map(list.__eq__, self._stock.setdefault(kind, answers), answers))
+        return row
+
+    def _pace(self, llm: Any, name: str, batch: int, texts: Sequence[list[int]]) -> dict[str, Any]:
+        """Tokens per second of a batch while all its rows decode, until one has ended."""
+        most, steps, spent = TRIED + LONGER * self.settings.new_tokens, 0, numpy.zeros(2)
+        taken = max(batch, min(LOADS, len(texts)) // batch * batch)
+        for start in range(0, taken, batch):
+            marks = list[tuple[int, float]]()
+            for answers, ended in _answers(llm, texts[start : start + batch], most, 0.0):
+                if min(map(len, answers)) >= TRIED and not ended:
+                    marks.append((sum(map(len, answers)), time.perf_counter()))
+            if marks:
+                spent, steps = spent + numpy.subtract(marks[-1], marks[0]), steps + len(marks) - 1
+        pace = float(spent[0] / spent[1]) if steps >= FEWEST else None
+        row = {"engine": name, "kind": PLAIN, "temperature": 0.0, "texts": taken}
+        return {**row, "batch": batch, "steps": steps, "pace": pace}
+
+
+def _answers(llm: Any, texts: Sequence[list[int]], most: int, temperature: float) -> Iterator[tuple[list[Any], int]]:
+    """The tokens of answers to texts that are asked together, step by step, and how many have ended."""
+    from vllm import SamplingParams
+    from vllm.inputs import TokensPrompt
+
+    inner, answers, ended = llm.llm_engine, [list[int]() for _ in texts], 0
+    params = SamplingParams(temperature=temperature, max_tokens=most, detokenize=False)
+    for row, text in enumerate(texts):
+        inner.add_request(str(row), TokensPrompt(prompt_token_ids=text), params)
+    while inner.has_unfinished_requests():
+        for output in inner.step():
+            answers[int(output.request_id)] = [*output.outputs[0].token_ids]
+            ended += output.finished
+        yield list(answers), ended
 
 
 def drafts_table(results: Mapping[str, Any]) -> Table:

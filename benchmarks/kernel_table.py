@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
-
-from rich.table import Table
+from functools import partial
 
 from saccade.report.timings import SETTING, timing_table
 from saccade.report.wording import Columns, number
@@ -22,7 +19,5 @@ KERNEL_COLUMNS: Columns = {
     "over dense": lambda row: number(row["over_dense"], "{:.2f}×"),
 }
 
-
-def kernel_table(results: Mapping[str, Any]) -> Table:
-    """Rows of single operations, one section per context, batch and number of threads."""
-    return timing_table(results, KERNEL_COLUMNS)
+kernel_table = partial(timing_table, columns=KERNEL_COLUMNS)
+"""A section per context, batch and number of threads."""

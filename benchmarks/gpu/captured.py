@@ -6,10 +6,8 @@ nothing of a layer in it. Sets of one size, a paged cache with pages in disorder
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Callable
 from itertools import count
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -21,7 +19,7 @@ from saccade.selection.rules.top_k import TopK
 from saccade.types import KVView, Rows, Selection, Softmax, Workspace
 
 from .caches import Heads, disordered
-from .timing import AHEAD, Deadline, kernels_of, write
+from .timing import AHEAD, Deadline, arguments, kernels_of, write
 
 PAGE = 16
 BUDGET = 2048
@@ -100,11 +98,7 @@ def kernel_times(call: Callable[[int], Any], device: torch.device) -> dict[str, 
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("file", type=Path)
-    parser.add_argument("--seconds", type=float, default=120)
-    parser.add_argument("--smoke", action="store_true")
-    given = parser.parse_args()
+    given = arguments(__doc__, 120).parse_args()
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     deadline, results = Deadline(given.seconds), dict[str, Any](bound=BOUND, budget=BUDGET, rows=[], left_out=[])
     points: list[tuple[int, int, int | None]] = [(*point, None) for point in POINTS]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import gc
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -26,7 +25,7 @@ from saccade.types import ModelShape
 from . import dense
 from .caches import dense_oracle
 from .environment import environment
-from .timing import Captured, Deadline, bandwidth, elapsed, reason, summary, write
+from .timing import Captured, Deadline, arguments, bandwidth, elapsed, reason, summary, write
 
 POLICIES = (
     "dense",
@@ -51,10 +50,7 @@ CHECKED, CAPACITY = 200, 8192
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("file", type=Path)
-    parser.add_argument("--seconds", type=float, default=240)
-    parser.add_argument("--smoke", action="store_true")
+    parser = arguments(__doc__, 240)
     parser.add_argument("--shapes", default=",".join(SHAPES))
     parser.add_argument("--policies", nargs="*", default=POLICIES)
     parser.add_argument("--checked", type=int, default=CHECKED, help="tokens of a context that every set covers")

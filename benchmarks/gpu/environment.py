@@ -2,24 +2,18 @@
 
 from __future__ import annotations
 
-import argparse
 import importlib
 import platform
 from datetime import datetime, timezone
-from pathlib import Path
 from typing import Any
 
 import torch
 
-from .timing import bandwidth, reason, write
+from .timing import arguments, bandwidth, reason, write
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("file", type=Path)
-    parser.add_argument("--seconds", type=float, default=30)
-    parser.add_argument("--smoke", action="store_true")
-    given = parser.parse_args()
+    given = arguments(__doc__, 30).parse_args()
     write(given.file, environment(given.smoke))
 
 

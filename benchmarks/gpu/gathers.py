@@ -6,9 +6,7 @@ in the last-level cache; what the products take by themselves is taken off. In v
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -22,7 +20,7 @@ from saccade.types import KVView, Rows, Selection, Softmax, Workspace
 from .caches import Heads, disordered
 from .captured import BOUND, BUDGET, PAGE
 from .environment import environment
-from .timing import Captured, Deadline, bandwidth, interleaved, write
+from .timing import Captured, Deadline, arguments, bandwidth, interleaved, write
 
 POINTS = ((1, 131_072), (4, 131_072), (7, 131_072), (1, 32_768), (8, 32_768), (1, 16), (28, 16), (28, 2048))
 """Rows and their lengths."""
@@ -83,11 +81,7 @@ class Layers:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("file", type=Path)
-    parser.add_argument("--seconds", type=float, default=60)
-    parser.add_argument("--smoke", action="store_true")
-    given = parser.parse_args()
+    given = arguments(__doc__, 60).parse_args()
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     deadline, points, bound, layers, sizes = Deadline(given.seconds), POINTS, BOUND, LAYERS, WEIGHTS
     if given.smoke:

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -31,7 +29,7 @@ from saccade.types import ModelShape, Rows, Selection, Softmax
 from . import dense
 from .caches import Cell, Heads, bounds_oracle, page_score_oracle, score_oracle, sparse_oracle
 from .environment import environment
-from .timing import Call, Captured, Deadline, bandwidth, interleaved, reason, relative_error, write
+from .timing import Call, Captured, Deadline, arguments, bandwidth, interleaved, reason, relative_error, write
 
 PAGE = 16
 BUDGETS = (4096, 2048)
@@ -63,11 +61,7 @@ class Variant:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("file", type=Path)
-    parser.add_argument("--seconds", type=float, default=180)
-    parser.add_argument("--smoke", action="store_true")
-    given = parser.parse_args()
+    given = arguments(__doc__, 180).parse_args()
     deadline = Deadline(given.seconds)
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     memory = bandwidth(device, 16 if given.smoke else 2048)

@@ -7,8 +7,6 @@ grids are bounded by `max_model_len`. Times of a whole graph, medians of interle
 
 from __future__ import annotations
 
-import argparse
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -27,7 +25,7 @@ from .caches import disordered
 from .captured import BOUND
 from .captured import PAGE as BLOCK
 from .environment import environment
-from .timing import Captured, Deadline, interleaved, kernels_of, write
+from .timing import Captured, Deadline, arguments, interleaved, kernels_of, write
 
 SHAPE = "llama-3.1-8b"
 POLICIES = ("streaming", "tidal", "less_is_more", "quest", "resa:rectify=none")
@@ -93,11 +91,8 @@ def step_of(spec: str, caches: Caches) -> Captured:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("file", type=Path)
-    parser.add_argument("--seconds", type=float, default=120)
+    parser = arguments(__doc__, 120)
     parser.add_argument("--policy", action="append")
-    parser.add_argument("--smoke", action="store_true")
     given = parser.parse_args()
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     deadline, points, bound = Deadline(given.seconds), POINTS, BOUND

@@ -10,11 +10,9 @@ whose tree has room for the longest row.
 
 from __future__ import annotations
 
-import argparse
 import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -25,7 +23,7 @@ from saccade.text.history import TokenHistory
 from saccade.types import Intake, KVView, ModelShape, Rows, Selection
 
 from .caches import Heads, disordered
-from .timing import Captured, Deadline, elapsed, write
+from .timing import Captured, Deadline, arguments, elapsed, write
 
 PAGE, LAYERS, ROWS, CONTEXT = 16, 32, 8, 131_072
 SLICES = (2048, 4096, 8192)
@@ -132,11 +130,7 @@ def buffers(made: Planting, rows: int, stop: int, steps: int) -> dict[str, Any]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("file", type=Path)
-    parser.add_argument("--seconds", type=float, default=120)
-    parser.add_argument("--smoke", action="store_true")
-    given = parser.parse_args()
+    given = arguments(__doc__, 120).parse_args()
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     rows, context, layers, sizes = (2, 4096, 3, (1024,)) if given.smoke else (ROWS, CONTEXT, LAYERS, SLICES)
     deadline, results = Deadline(given.seconds), dict[str, Any](policy=POLICY, context=context, layers=layers)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import statistics
 import time
@@ -146,6 +147,15 @@ def bandwidth(device: torch.device, megabytes: int) -> dict[str, float]:
 def relative_error(got: Tensor, expected: Tensor) -> float:
     """The norm of the difference over that of the float64 oracle."""
     return float((got.double() - expected).norm() / expected.norm())
+
+
+def arguments(said: str | None, seconds: float) -> argparse.ArgumentParser:
+    """What every section is given."""
+    parser = argparse.ArgumentParser(description=said)
+    parser.add_argument("file", type=Path)
+    parser.add_argument("--seconds", type=float, default=seconds)
+    parser.add_argument("--smoke", action="store_true")
+    return parser
 
 
 def write(path: Path, results: dict[str, Any]) -> None:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import signal
 from pathlib import Path
 from typing import Any
 
@@ -56,24 +54,3 @@ def test_all_decoders_take_turns(
     assert set(samples) == {(f"120, text {number}", arm) for number in (0, 1) for arm in arms}
     accepted = [samples[f"120, text {number}", f"saccade {NAMES[3]}"]["accepted"] for number in (0, 1)]
     assert min(accepted) <= by_name[NAMES[3]]["accepted"] <= max(accepted)
-
-
-def test_what_a_terminated_run_has_is_kept(
-    invoke: Invoke, model_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """`timeout` and schedulers of jobs send SIGTERM."""
-    turn, before = speculation.Speculation._turn, signal.getsignal(signal.SIGTERM)
-
-    def terminated(self: Any, *given: Any) -> Any:
-        if len(self.turns) == 3:
-            os.kill(os.getpid(), signal.SIGTERM)
-        return turn(self, *given)
-
-    monkeypatch.setattr(speculation.Speculation, "_turn", terminated)
-    file = tmp_path / "speculation.json"
-    try:
-        result = invoke("speculation", "--model", model_folder, *SMALL, *POLICY, "--json", file)
-    finally:
-        signal.signal(signal.SIGTERM, before)
-    results = json.loads(file.read_text())
-    assert result.exit_code == 130 and not results["complete"] and len(results["rows"]) == 3

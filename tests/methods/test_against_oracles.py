@@ -104,19 +104,22 @@ class Trial:
 @pytest.mark.parametrize("case", CASES)
 def test_steps_in_sequence_match_the_oracle(case: str) -> None:
     trials: list[Trial] = []
+    mass = case.endswith("mass")
 
-    # Pages of equal keys tie exactly by bounds, but only nearly by sums of exponentials: a third of these draws.
     @given(situation=situations())
-    @settings(max_examples=18 if case.endswith("mass") else 6, deadline=None)
+    @settings(max_examples=6, deadline=None)
     def run(situation: dict) -> None:
-        trial = Trial(CASES[case], situation)
-        for _ in range(3):
-            trial.step()
-        trials.append(trial)
+        # Sums of exponentials of equal keys tie nearly, where other scores tie exactly: beside them stand unequal keys.
+        for one in (situation, {**situation, "content": "spread"}) if mass else (situation,):
+            trial = Trial(CASES[case], one)
+            for _ in range(3):
+                trial.step()
+            trials.append(trial)
 
     run()
-    # Of 18 steps two are near ties by chance now and then; what counts is how many were compared.
-    assert sum(trial.steps - trial.near_ties for trial in trials) > 9
+    # Of 18 steps two are near ties by chance now and then; what counts is that most were compared.
+    judged = [trial for trial in trials if trial.situation["content"] == "spread" or not mass]
+    assert sum(trial.near_ties for trial in judged) < 0.5 * sum(trial.steps for trial in judged)
 
 
 @pytest.mark.parametrize(

@@ -1,21 +1,22 @@
-"""`python -m benchmarks drafts`: what is counted of engines' steps, on an engine that answers by script."""
+"""`python -m benchmarks drafts`: what is counted of engines' steps, on engines that answer by script."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from itertools import cycle
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from benchmarks import drafts
-from benchmarks.drafts import AGAIN, MIXED, Drafts, DraftsSettings, drafts_table
+from benchmarks.drafts import AGAIN, PLAIN, TRIED, Drafts, DraftsSettings, drafts_table
 from saccade.checkpoints.bundled import model_path
 from saccade.errors import SaccadeError
 
 SERVED = "quest:budget=64,rectify=4:verify"
 ALWAYS = f"{SERVED}, always"
 NEW = 32
+STOCK_SECONDS, SLOW = 0.5, 7.0
 
 
 def settings(**other: Any) -> DraftsSettings:
@@ -24,80 +25,110 @@ def settings(**other: Any) -> DraftsSettings:
 
 
 class Scripted:
-    """As much of vLLM's `LLM` as is asked: rows gain what `gains` says, step by step, and end at `max_tokens`."""
+    """As much of vLLM's `LLM` as is asked. Row i has nothing for i steps, then a token, then what `gains` says.
 
-    def __init__(self, gains: tuple[int, ...], clock: Iterator[float], shift: int = 0) -> None:
-        self.gains, self.clock, self.shift = gains, clock, shift
+    A step takes `SLOW` seconds while a row is new, `STOCK_SECONDS` then. Row 0 ends at `ends` tokens.
+    """
+
+    def __init__(self, now: list[float], *gains: int, shift: int = 0, ends: int = 10**6, room: int = 10**6) -> None:
+        self.now, self.gains, self.shift, self.ends = now, gains, shift, ends
         self.llm_engine = self.engine_core = self
-        self.rows: dict[str, tuple[Any, int]] = {}
+        self.vllm_config = SimpleNamespace(cache_config=SimpleNamespace(num_gpu_blocks=room, block_size=1))
+        self.rows: dict[str, Any] = {}
         self.closed = 0
 
     def add_request(self, name: str, prompt: Any, params: Any) -> None:
-        assert len(prompt["prompt_token_ids"]) <= 1024
-        self.rows[name], self.turn = (params, 0), 0
+        assert len(prompt["prompt_token_ids"]) <= 1024 and name not in self.rows
+        gains = cycle(self.gains)
+        self.rows[name] = SimpleNamespace(params=params, length=0, waits=int(name), gains=gains)
 
     def has_unfinished_requests(self) -> bool:
         return bool(self.rows)
 
     def step(self) -> list[Any]:
-        next(self.clock)
-        gained, self.turn = 1 if self.turn == 0 else self.gains[(self.turn - 1) % len(self.gains)], self.turn + 1
+        self.now[0] += SLOW if any(row.length < TRIED / 4 for row in self.rows.values()) else STOCK_SECONDS
         outputs = []
-        for name, (params, length) in list(self.rows.items()):
-            length = min(length + gained, params.max_tokens)
-            self.rows[name] = params, length
-            if length == params.max_tokens:
+        for name, row in list(self.rows.items()):
+            if row.waits:
+                row.waits -= 1
+                continue
+            gained = next(row.gains) if row.length else 1
+            most = min(row.params.max_tokens, self.ends if name == "0" else 10**6)
+            row.length = min(row.length + gained, most)
+            if finished := row.length == most:
                 del self.rows[name]
-            answer = SimpleNamespace(token_ids=[token + self.shift for token in range(length)])
-            outputs.append(SimpleNamespace(request_id=name, outputs=[answer]))
+            answer = SimpleNamespace(token_ids=[token + self.shift for token in range(row.length)])
+            outputs.append(SimpleNamespace(request_id=name, outputs=[answer], finished=finished))
         return outputs
 
     def shutdown(self) -> None:
         self.closed += 1
 
 
-def test_accepted_drafts_equal_answers_and_the_pace_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
-    ticks, now = iter(range(10**6)), [0.0]
-
-    def clock() -> Iterator[float]:
-        for tick in ticks:
-            now[0] = 0.5 * tick
-            yield now[0]
-
+def ran(monkeypatch: pytest.MonkeyPatch, now: list[float], **scripts: Scripted) -> tuple[Any, dict[str, Scripted]]:
     monkeypatch.setattr(drafts, "time", SimpleNamespace(perf_counter=lambda: now[0]))
-    passing, job = clock(), Drafts.check(settings())
-    engines = {name: Scripted((1,), passing) for name in job.engines}
-    # Of four drafts 2, 4 and 0 are accepted, over and over: half.
-    engines[ALWAYS] = Scripted((3, 5, 1), passing)
-    engines[AGAIN] = Scripted((1,), passing, shift=1)
+    job = Drafts.check(settings())
+    engines = {name: scripts.get(name, Scripted(now, 1)) for name in job.engines}
     monkeypatch.setattr(Drafts, "_engine", lambda _, name: engines[name])
-    done: list[str] = []
-    job.run(done.append)
-    assert done == list(job.engines) == ["stock", SERVED, ALWAYS, AGAIN]
+    told: list[tuple[str, int]] = []
+    results = job.run(lambda name, found: told.append((name, len(found["rows"]))))
+    assert told == [(name, 5 * number) for number, name in enumerate(job.engines, 1)], "told engine by engine"
+    assert [*job.engines] == ["stock", SERVED, ALWAYS, AGAIN] and job.units == 4
     assert all(engine.closed == 1 for engine in engines.values())
-    rows = {(row["engine"], row["kind"], row["temperature"]): row for row in job.results()["rows"]}
-    assert len(rows) == 4 * (2 * 2 + 1), "the bundled tokenizer has no template for chats"
+    assert len(drafts_table(results).rows) == len(results["rows"]) == 20, "the bundled tokenizer has no chats"
+    return {(row["engine"], row["kind"], row["temperature"]): row for row in results["rows"]}, engines
+
+
+def test_accepted_drafts_equal_answers_and_the_pace_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [0.0]
+    # Of four drafts 2, 4 and 0 are accepted, over and over.
+    rows, _ = ran(monkeypatch, now, **{ALWAYS: Scripted(now, 3, 5, 1), AGAIN: Scripted(now, 1, shift=1)})
     for kind in ("code", "prose"):
         row = rows[ALWAYS, kind, 0.0]
-        # 1 token of the prompt's step, then 3, 5, 1 … until 32: 31 of 3 rounds and 4 more, whose last step is cut.
-        assert row["accepted"] == pytest.approx((3 * 6 + 2) / (4 * 10)) and row["texts"] == 3
+        # After the prompt's token cycles begin at 1, 4, 9, 10, 13, 18, 19, 22, 27, 28, 31: the last counts whole.
+        assert row["accepted"] == pytest.approx((3 * 6 + 2 + 4) / (4 * 11)) and row["texts"] == 3
         assert row["interval"] == pytest.approx((row["accepted"],) * 2), "all texts say the same"
-        assert row["by_position"] == pytest.approx([0.7, 0.7, 0.3, 0.3])
-        assert [rows[name, kind, 0.0]["as_stock"] for name in job.engines] == [3, 3, 3, 0]
-        assert rows[ALWAYS, kind, 0.7]["as_stock"] is None
-        assert rows["stock", kind, 0.0]["accepted"] is rows[SERVED, kind, 0.0]["accepted"] is None
-    assert {name: rows[name, MIXED, 0]["pace"] for name in job.engines} == pytest.approx(
-        {"stock": 4, SERVED: 4, ALWAYS: 12, AGAIN: 4}, rel=0.1
-    )
-    assert len(drafts_table(job.results()).rows) == len(rows)
+        assert row["gained"] == pytest.approx(35 / 11)
+        assert row["by_position"] == pytest.approx([8 / 11, 8 / 11, 4 / 11, 4 / 11])
+        assert [rows[name, kind, 0.0]["as_stock"] for name in ("stock", SERVED, ALWAYS, AGAIN)] == [3, 3, 3, 0]
+        assert "as_stock" not in rows[ALWAYS, kind, 0.7] and rows[ALWAYS, kind, 0.7]["accepted"] == row["accepted"]
+        assert "accepted" not in rows["stock", kind, 0.0] and rows[SERVED, kind, 0.0]["gained"] == 1
+    paces = {name: rows[name, PLAIN, 0.0] for name in ("stock", SERVED, ALWAYS, AGAIN)}
+    assert all(row["texts"] == 6 and row["batch"] == 2 for row in paces.values())
+    # Two rows a step, none of the slow first steps among them.
+    assert paces["stock"]["pace"] == paces[SERVED]["pace"] == paces[AGAIN]["pace"] == 2 / STOCK_SECONDS
+    # 96 tokens behind the first 128, of a row that is a step ahead, in three loads.
+    assert paces["stock"]["steps"] == 3 * 94 and paces[ALWAYS]["steps"] == pytest.approx(3 * 94 / 3, rel=0.1)
+    assert paces[ALWAYS]["pace"] == pytest.approx(3 * 2 / STOCK_SECONDS, rel=0.02), "whole rounds of 9 tokens, but one"
+
+
+def test_answers_that_end_by_themselves(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A row's cut step is not counted; one that ends at once has none; what a pace is taken of is too short."""
+    now = [0.0]
+    rows, _ = ran(monkeypatch, now, **{ALWAYS: Scripted(now, 5, ends=8), SERVED: Scripted(now, 1, ends=1)})
+    # Row 0 begins cycles at 1 and 6, and ends at 8 within the second: the other two have seven of full length.
+    assert rows[ALWAYS, "code", 0.0]["accepted"] == 1 and rows[ALWAYS, "code", 0.0]["gained"] == 5
+    assert rows[ALWAYS, "code", 0.0]["as_stock"] == 2
+    assert rows[ALWAYS, PLAIN, 0.0]["pace"] is None and rows[ALWAYS, PLAIN, 0.0]["steps"] == 0
+    assert rows[SERVED, "prose", 0.0]["gained"] == 1 and rows[SERVED, "prose", 0.0]["texts"] == 3
+
+
+def test_a_cache_in_which_rows_would_wait_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [0.0]
+    little = Scripted(now, 1, room=3 * 1253 - 1)
+    with pytest.raises(SaccadeError, match="3 rows of 1253 tokens: the cache has 3758, not 3759"):
+        ran(monkeypatch, now, stock=little)
+    assert little.closed == 1
 
 
 @pytest.mark.parametrize(
     ("other", "said"),
     [
-        ({"context": 32_700}, "32801 tokens, context and new ones: the model has 32768 positions"),
+        ({"context": 32_700}, "32929 tokens, context and new ones: the model has 32768 positions"),
         ({"budgets": "8"}, "budget '8' is not valid"),
         ({"batches": "0"}, "batch '0' is not valid"),
+        ({"batches": "7"}, "batch 7 is not valid: at most 6, of code and prose"),
+        ({"batches": "128", "texts": 64}, "128 rows of 4 drafts: no graphs beyond 512 tokens a pass"),
         ({"policy": "nothing"}, "nothing"),
     ],
 )
