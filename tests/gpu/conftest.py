@@ -10,6 +10,7 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 sys.path.insert(0, str(Path(__file__).parents[1] / "kernels"))  # for the kernel tests' caches and budgets
+sys.path.append(str(Path(__file__).parents[1] / "serving"))  # for its servers
 
 
 @pytest.fixture(autouse=True, scope="session")

@@ -9,7 +9,7 @@ import subprocess
 import sys
 import time
 import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,6 +17,8 @@ from pathlib import Path
 import psutil
 from prometheus_client.parser import text_string_to_metric_families
 
+OURS = (sys.executable, "-m", "saccade", "serve")
+STOCK = (sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--host", "127.0.0.1")
 START_SECONDS = 300
 """A start takes 20 to 40 seconds of work; this is for machines where others work too."""
 OURS_ALONE = ("VLLM_ENABLE_V1_MULTIPROCESSING", "VLLM_CPU_KVCACHE_SPACE", "VLLM_LOGGING_LEVEL")
@@ -85,8 +87,8 @@ def free_port() -> int:
 
 
 @contextmanager
-def running(folder: Path, *arguments: str) -> Iterator[Running]:
-    """`saccade serve` with these arguments until the end of the block."""
+def running(folder: Path, *arguments: str, program: Sequence[str] = OURS) -> Iterator[Running]:
+    """`saccade serve`, or another server, with these arguments until the end of the block."""
     port, log = free_port(), folder / "server.log"
     environment = {name: value for name, value in os.environ.items() if name not in OURS_ALONE}
     environment.pop("PROMETHEUS_MULTIPROC_DIR", None)
@@ -95,7 +97,7 @@ def running(folder: Path, *arguments: str) -> Iterator[Running]:
     environment["ONEDNN_PRIMITIVE_CACHE_CAPACITY"] = "16"
     # Memory of a block that was freed goes back at once: else a leak fills what a busy moment has left in the heap.
     environment["MALLOC_MMAP_THRESHOLD_"] = environment["MALLOC_TRIM_THRESHOLD_"] = str(2**16)
-    command = [sys.executable, "-m", "saccade", "serve", "--port", str(port), *arguments]
+    command = [*program, "--port", str(port), *arguments]
     with log.open("wb") as file:
         process = subprocess.Popen(
             command, stdin=subprocess.DEVNULL, stdout=file, stderr=subprocess.STDOUT, env=environment
