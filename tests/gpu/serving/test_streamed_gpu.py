@@ -1,6 +1,6 @@
 """Lossless servers as users see them: streams that come and go, a third of them cancelled, on one device and on two.
 
-`SACCADE_STREAMED=FOLDER` names a model other than the bundled one, and `SACCADE_STREAMED_POLICY` its policy. Answers are
+`SACCADE_STREAMED=FOLDER` names a model other than the bundled one, `SACCADE_STREAMED_POLICY` its policy. Answers are
 held against stock vLLM, and how often they differ against stock that drafts from n-grams: test_lossless_gpu.py says why.
 """
 
@@ -138,9 +138,8 @@ def test_streams_are_whole_or_cancelled(asked: Asked) -> None:
 def test_answers_are_those_of_stock_that_verifies(asked: Asked) -> None:
     """No oftener others than those of stock with n-grams but for chance, and as near."""
     ours, theirs = (gaps(asked.heard[name], asked.heard["stock"]) for name in ("ours", "n-grams"))
-    say(
-        f"ours: {len(ours)} of {STREAMS}, up to {max(ours, default=0)}; n-grams: {len(theirs)}, {max(theirs, default=0)}"
-    )
+    for name, found in (("ours", ours), ("n-grams", theirs)):
+        say(f"{name}: {len(found)} of {STREAMS} answers are others, by up to {max(found, default=0)}")
     assert len(ours) <= len(theirs) + 2 * len(theirs) ** 0.5
     assert max(ours, default=0) <= 2 * max(theirs, default=0)
 
