@@ -95,6 +95,7 @@ BLOCKS: Mapping[str, Made] = {
     "serve-h200-rectified": _speed("serve_h200_rectified"),
     "serve-h200-large": _speed("serve_h200_large"),
     "serve-h200-cluster": _speed("serve_h200_cluster"),
+    "serve-h200-lossless": _speed("serve_h200_lossless"),
     "serve-h200-qwen3": _speed("serve_h200_qwen3"),
     "serve-h200-fp8": _speed("serve_h200_fp8"),
     "serve-h200-gemma3": _speed("serve_h200_gemma3"),

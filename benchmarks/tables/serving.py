@@ -48,6 +48,8 @@ def speed(results: Results, file: str) -> list[str]:
     body, void = [], []
     for (context, batch), rows in points(results).items():
         point = f"{size(context)} × {batch}"
+        if not rows.keys() >= set(chosen):
+            continue
         if drifted(rows):
             void.append(f"{point} ({rows[chosen[0]]['drift']:+.1%})")
         body.append([point, *compared(rows, chosen, "{:.2f}", " ({:.2f})")])
@@ -140,13 +142,8 @@ def engines(results: Results) -> list[str]:
     """What starting and capturing cost."""
     names = {**named(policies(results)), "stock": "stock"}
     body = [
-        [
-            names[policy],
-            f"{engine['start_seconds']:.0f}",
-            f"{engine['cudagraph_bytes'] / 1e9:.2f}",
-            f"{engine['tokens']:,}",
-        ]
-        for policy, engine in results["engines"].items()
+        [names[policy], f"{one['start_seconds']:.0f}", f"{one['cudagraph_bytes'] / 1e9:.2f}", f"{one['tokens']:,}"]
+        for policy, one in results["engines"].items()
         if policy != "stock (last)"
     ]
     return table(["policy", "start, s", "graphs, GB", "tokens that fit into the cache"], body)

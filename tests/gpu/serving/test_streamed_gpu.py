@@ -1,7 +1,7 @@
 """Lossless servers as users see them: streams that come and go, a third of them cancelled, on one device and on two.
 
 `SACCADE_STREAMED=FOLDER` names a model other than the bundled one, `SACCADE_STREAMED_POLICY` its policy. Answers are
-held against stock vLLM, and how often they differ against stock that drafts from n-grams: test_lossless_gpu.py says why.
+held against stock vLLM, and how often they differ against stock that drafts from n-grams: see test_lossless_gpu.py.
 """
 
 from __future__ import annotations
