@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import random
 from collections.abc import Sequence
 from types import SimpleNamespace
@@ -58,19 +59,33 @@ class Letters(list[str]):
 LETTERS = Letters(". " if token % 5 == 0 else "a" for token in range(tiny.VOCABULARY))
 
 
+@functools.cache
+@torch.no_grad()
+def filled(model: Any, text: tuple[int, ...]) -> list[tuple[torch.Tensor, torch.Tensor]]:
+    """Keys and values of a text, layer by layer, as stock computes them."""
+    cache = DynamicCache()
+    model(torch.tensor([text]), past_key_values=cache)
+    return [(layer.keys, layer.values) for layer in cache.layers]
+
+
 @torch.no_grad()
 def separate(
     model: Any, policy: str, common: Sequence[int], fed: Sequence[int], tokenizer: Any, walk: int = 1
 ) -> torch.Tensor:
     """Logits behind every fed token: after `walk` steps one behind the other a new cache is filled, densely."""
-    logits = []
-    for start in range(0, len(fed), walk):
-        steps = fed[start : start + walk]
-        with saccade.sparsify(model, policy, tokenizer=tokenizer) as run:
-            cache = DynamicCache()
-            model(torch.tensor([[*common, *fed[:start]]]), past_key_values=cache)
+    logits, text = [], (*common, *fed)
+    held = filled(model, text)
+    with saccade.sparsify(model, policy, tokenizer=tokenizer) as run:
+        for start in range(0, len(fed), walk):
+            cache, past = DynamicCache(), len(common) + start
+            if tokenizer is None:
+                for layer, parts in enumerate(held):
+                    cache.update(*(part[:, :, :past].clone() for part in parts), layer)
+            else:  # an index of text has to see its tokens
+                model(torch.tensor([text[:past]]), past_key_values=cache)
+            steps = fed[start : start + walk]
             logits += [model(torch.tensor([[token]]), past_key_values=cache).logits[0, -1] for token in steps]
-            assert run.stats().steps == len(steps)
+        assert run.stats().steps == len(fed)
     return torch.stack(logits)
 
 
@@ -139,22 +154,28 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(probing, "KEY", 0.1)
 
 
-def naive(model: Any, policy: str, kind: Kind, walk: int) -> dict[str, list[Any]]:
-    """From the definition: what is fed, told and measured, a token at a time."""
+@functools.cache
+@torch.no_grad()
+def told_densely(model: Any, kind: Kind) -> tuple[list[int], torch.Tensor, list[torch.Tensor]]:
+    """What is told, and its logarithms of likelihoods behind the whole text and behind the end of it."""
     tokens = list(PASSAGE.tokens)
     text, told = tokens[:-TOLD], tokens[-TOLD:]
     if kind == "repeat":
         middle = (len(tokens) - TOLD) // 2
         told = tokens[middle : middle + TOLD]
+    # The first told token sees the last SHORT tokens, the others those and what is told before them.
+    short = [[*tokens[:1], *text[-SHORT:], *told[:place]] for place in range(TOLD)]
+    alone = [model(torch.tensor([row])).logits[0, -1].log_softmax(-1) for row in short]
+    return told, separate(model, "dense", text[:-1], [text[-1], *told[:-1]], None).log_softmax(-1), alone
+
+
+@functools.cache
+def naive(model: Any, policy: str, kind: Kind, walk: int) -> dict[str, list[Any]]:
+    """From the definition: what is fed, told and measured, a token at a time."""
+    text, (told, denser, shorter) = PASSAGE.tokens[:-TOLD], told_densely(model, kind)
     found: dict[str, list[Any]] = {"divergence": [], "likelihood": [], "equal": [], "key": []}
-    feed = [text[-1], *told[:-1]]
-    denser = separate(model, "dense", text[:-1], feed, None).log_softmax(-1)
-    sparse = separate(model, policy, text[:-1], feed, None, walk).log_softmax(-1)
-    for place, (token, dense, here) in enumerate(zip(told, denser, sparse, strict=True)):
-        with torch.no_grad():
-            # The first told token sees the last SHORT tokens, the others those and what is told before them.
-            short = [*tokens[:1], *text[-SHORT:], *told[:place]]
-            alone = model(torch.tensor([short])).logits[0, -1].log_softmax(-1)
+    sparse = separate(model, policy, text[:-1], [text[-1], *told[:-1]], None, walk).log_softmax(-1)
+    for token, dense, here, alone in zip(told, denser, sparse, shorter, strict=True):
         found["divergence"].append(float((dense.exp() * (dense - here)).sum()))
         found["likelihood"].append(-float(here[token]))
         found["equal"].append(int(dense.argmax()) == int(here.argmax()))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from dataclasses import replace
 from typing import Any
 
@@ -87,6 +88,12 @@ class Decoding(static.Decoding):
         return [held for layer in self.cache.layers for held in (layer.keys, layer.values)]
 
 
+@functools.cache
+def by_calls(name: str, batch: str, steps: int = NEW, capacity: int = CAPACITY) -> Decoding:
+    """What replays are compared with; nobody decodes on with it."""
+    return Decoding(POLICIES[name], batch, capacity=capacity).calls(steps)
+
+
 @pytest.fixture(autouse=True)
 def _as_captured() -> Any:
     # Calls would attend densely to what a budget covers; a graph knows no lengths.
@@ -107,7 +114,7 @@ def assert_same(got: Decoding, expected: Decoding) -> None:
 @pytest.mark.parametrize(("name", "batch"), in_turn(POLICIES, BATCHES))
 def test_replays_rectify_as_calls_do(name: str, batch: str) -> None:
     got = Decoding(POLICIES[name], batch).replays(NEW)
-    assert_same(got, Decoding(POLICIES[name], batch).calls(NEW))
+    assert_same(got, by_calls(name, batch))
     assert got.run.stats().dense_passes == NEW // (EVERY + 1)
     assert got.graph is not None and got.graph.room == CAPACITY - BATCHES[batch]["input_ids"].shape[1] - NEW
 
@@ -139,7 +146,7 @@ def test_calls_in_between_count_too(name: str, kinds: str) -> None:
     got = Decoding(POLICIES[name], "padded")
     for kind in kinds:
         (got.calls if kind == "c" else got.replays)(1)
-    assert_same(got, Decoding(POLICIES[name], "padded").calls(NEW))
+    assert_same(got, by_calls(name, "padded"))
 
 
 @STATIC_RECTIFIED
@@ -175,7 +182,7 @@ def test_a_call_interrupted_in_its_pass_is_made_up_for(captured: str) -> None:
         got.call(got.tokens[:, EVERY : EVERY + 1], torch.full((3, 1), 34 + EVERY))
     handle.remove()
     assert {int(layer.cumulative_length) for layer in got.cache.layers} == {34 + EVERY}
-    assert_same(got.replays(NEW - EVERY), Decoding(POLICIES["resa"], "three").calls(NEW))
+    assert_same(got.replays(NEW - EVERY), by_calls("resa", "three"))
 
 
 @ON_DEVICE
@@ -183,7 +190,7 @@ def test_a_call_interrupted_in_its_pass_is_made_up_for(captured: str) -> None:
 @pytest.mark.parametrize("launched", [False, True])
 def test_an_interrupted_replay_is_made_up_for(fed: int, launched: bool) -> None:
     """What was not launched comes again, a pass too; behind a launch the device is asked for its length."""
-    got, expected = (Decoding(POLICIES["resa"], "three").replays(count) for count in (fed, NEW))
+    got = Decoding(POLICIES["resa"], "three").replays(fed)
     graph: Any = got.graph
     count = EVERY + 1 if fed == EVERY else 1
     kept = graph._recorded[count]
@@ -199,7 +206,7 @@ def test_an_interrupted_replay_is_made_up_for(fed: int, launched: bool) -> None:
     graph._recorded[count] = kept
     assert got.clean == 34
     if not launched:
-        assert_same(got.replays(NEW - fed), expected)
+        assert_same(got.replays(NEW - fed), by_calls("resa", "three"))
     elif count == 1:
         got.fed += 1
         graph.step(got.tokens[:, got.fed : got.fed + 1])
@@ -229,13 +236,12 @@ def test_a_cache_may_end_before_a_pass_or_with_it(length: int) -> None:
 @pytest.mark.parametrize("sparse", range(EVERY + 1))
 def test_a_pass_is_captured_where_little_room_is_left(sparse: int) -> None:
     """Its warm-ups need more slots than are free behind the cache, and leave all as it was, bounds of keys included."""
-    spec, capacity = POLICIES["resa"], 34 + EVERY + 1
-    got = Decoding(spec, "three", capacity=capacity).calls(sparse)
+    capacity = 34 + EVERY + 1
+    got = Decoding(POLICIES["resa"], "three", capacity=capacity).calls(sparse)
     before = got.stored()
     got.replays(0)
     assert torch.equal(got.stored(), before)
-    left = EVERY + 1 - sparse
-    assert_same(got.replays(left), Decoding(spec, "three", capacity=capacity).calls(sparse + left))
+    assert_same(got.replays(EVERY + 1 - sparse), by_calls("resa", "three", EVERY + 1, capacity))
     assert got.run.stats().dense_passes == 1
 
 

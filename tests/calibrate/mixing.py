@@ -1,4 +1,4 @@
-"""Equations 1 to 5 of LycheeDecode as loops in float64 inside stock transformers models, and models fit for that."""
+"""Equations 1 to 5 of LycheeDecode in float64 inside stock transformers models, and models fit for that."""
 
 from __future__ import annotations
 
@@ -71,27 +71,28 @@ class Naive:
     ) -> tuple[Tensor, None]:
         layer, (q, k, v) = module.layer_idx, (tensor[0].double() for tensor in (query, key, value))
         group, length = q.shape[0] // k.shape[0], q.shape[1]
-        out: list[Tensor] = []
+        read = [head // group for head in range(q.shape[0])]
+        scores = q @ k[read].transpose(1, 2) * scaling
+        if self.jitter:
+            # Of what a row sees alone.
+            noise = [torch.randn(at + 1, dtype=torch.float64) for _ in read for at in range(length)]
+            padded = [torch.nn.functional.pad(row, (0, length - len(row))) for row in noise]
+            scores = scores * (1 + self.jitter * torch.stack(padded).view(scores.shape))
+        out = _attend(scores, v[read], torch.ones(length, length).tril() > 0)
+        if self.gates is not None and layer > 0:
+            chosen = torch.zeros(k.shape[0], length, length) > 0
+            for (kv, at), places in self.sets[layer - 1].items():
+                chosen[kv, at, places] = True
+            z, new = self.gates[layer - 1][read][:, None, None], slice(self.past, length)
+            sparse = _attend(scores[:, new], v[read], chosen[read, new])
+            out = torch.cat((out[:, : self.past], z * out[:, new] + (1 - z) * sparse), dim=1)
         self.sets[layer] = {}
-        for head in range(q.shape[0]):
-            kv = head // group
-            for at in range(length):
-                scores = k[kv, : at + 1] @ q[head, at] * scaling
-                if self.jitter:
-                    scores = scores * (1 + self.jitter * torch.randn(at + 1, dtype=torch.float64))
-                dense = _attend(scores, v[kv], range(at + 1))
-                if at < self.past or self.gates is None or layer == 0:
-                    out.append(dense)
-                else:
-                    z = self.gates[layer - 1, kv]
-                    sparse = _attend(scores, v[kv], self.sets[layer - 1][kv, at])
-                    out.append(z * dense + (1 - z) * sparse)
         if self.gates is not None:
             for kv in range(k.shape[0]):
                 pooled = sum(q[kv * group + member] for member in range(group)) / group
                 for at in range(self.past, length):
                     self.sets[layer][kv, at] = self._best(pooled[at], k[kv], at)
-        return torch.stack(out).view(q.shape[0], length, -1).transpose(0, 1)[None].to(query), None
+        return out.transpose(0, 1)[None].to(query), None
 
     def _best(self, q: Tensor, keys: Tensor, at: int) -> list[int]:
         """Of k = `ceil(kept * visible)`: the current token, sinks, window, best others; ties to the lower place."""
@@ -103,7 +104,8 @@ class Naive:
         return sorted([*chosen, *ranked[: count - len(chosen)]])
 
 
-def _attend(scores: Tensor, values: Tensor, chosen: Sequence[int]) -> Tensor:
-    places = list(chosen)
-    weights = torch.exp(scores[places] - scores[places].max())
-    return weights @ values[places] / weights.sum()
+def _attend(scores: Tensor, values: Tensor, chosen: Tensor) -> Tensor:
+    """Softmax over the chosen places of each row, `[H, new, T]`, times values."""
+    left = scores.masked_fill(~chosen, -math.inf)
+    weights = torch.exp(left - left.amax(-1, keepdim=True))
+    return weights @ values / weights.sum(-1, keepdim=True)
