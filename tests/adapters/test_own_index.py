@@ -13,6 +13,7 @@ from forcing import sparse_below_the_budget
 from own_index import MODULE, NAMES
 from own_method import installed
 from saccade.text.levels import break_codes
+from walking import crossed
 
 from . import tiny
 from .test_chunks import letters
@@ -85,8 +86,7 @@ def test_ways_of_generating_agree(spec: str, way: str) -> None:
 
 
 @ON_DEVICE
-@pytest.mark.parametrize("batch", BATCHES)
-@pytest.mark.parametrize("spec", SPECS)
+@pytest.mark.parametrize(("spec", "batch"), crossed(SPECS, BATCHES, lambda spec, batch: batch == "padded"))
 def test_lengths_on_the_device_change_nothing(spec: str, batch: str) -> None:
     """As a graph holds a step, calls on the host between two of them."""
     results = []
