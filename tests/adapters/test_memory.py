@@ -18,7 +18,7 @@ from walking import among
 
 from . import tiny
 
-LENGTH, LAYERS = 2000, 8
+LENGTH, LAYERS = 1200, 8
 
 
 class PeakMemory(TorchDispatchMode):
