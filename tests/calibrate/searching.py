@@ -52,12 +52,14 @@ def make_task(folder: Path, path: Path, *, texts: int = 3, asked: int = 2, ragge
             told = [f"{context}\n\nQuestion: {question}\nAnswer:" for question in asking]
             rows = [tokenizer(one, add_special_tokens=False)["input_ids"] for one in told]
             for question, row, answer in zip(asking, rows, said(rows), strict=True):
+                if len(found) == wanted:
+                    break
                 word = answer.startswith(" ") and answer.strip() == answer[1:] and len(answer) > 2
                 # Alone the row may be rounded otherwise.
                 if word and answer.isprintable() and said([row]) == [answer]:
                     found.append(json.dumps({"context": context, "question": question, "answer": answer[1:]}))
             first += TOGETHER
-        lines += found[:wanted]
+        lines += found
     path.write_text("\n".join(lines) + "\n", encoding="utf-8")
     return path
 

@@ -166,10 +166,10 @@ def test_what_does_not_fit_is_refused_at_once(plain: Any, changes: dict[str, Any
 def test_what_is_accepted_fits_whichever_problem_it_is(tokenizer: Any, task: str) -> None:
     """One position less than the longest of all problems takes is refused, also if that one is not among the first."""
     length = long_enough(tokenizer, task)
-    source = needles(tokenizer, task, length, count=40)
-    longest = max(source[number].positions(together=False) for number in range(40))
+    source = needles(tokenizer, task, length, count=20)
+    longest = max(source[number].positions(together=False) for number in range(20))
     with pytest.raises(DocumentError):
-        needles(tokenizer, task, length, count=40, positions=longest - 1)
+        needles(tokenizer, task, length, count=20, positions=longest - 1)
 
 
 def test_numbers_outside_are_index_errors(plain: Any) -> None:

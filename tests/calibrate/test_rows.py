@@ -86,6 +86,8 @@ def test_every_text_is_prefilled_once_and_answers_are_those_of_fresh_runs(
     assert len(specs) > 1 + len(POLICIES), "no family came to its second budget"
     model, tokenizer = tuning.target.subject.load(), tuning.target.subject.tokenizer
     for record, tokens in zip(records, heard, strict=True):
+        if record["problem"] not in (0, 4):  # the first text and the last one
+            continue
         said.clear()
         reading = Reading(model, texts[record["problem"]])
         fresh = reading.ask(Policy.from_spec(record["spec"]), tokenizer, recall=False)
@@ -121,15 +123,18 @@ def test_a_run_that_is_taken_up_asks_as_many_together_as_it_began_with(
     """Whatever memory is free by then: products of other sizes round otherwise, and answers may turn on that."""
 
     def stop(_: str) -> None:
-        if len(lines_of(tmp_path / "parts")) == 8:
+        if len(lines_of(tmp_path / "parts")) == 4:
             raise StoppedError
 
+    def tuning(name: str) -> Tuning:
+        return Tuning.check(settings(folder, task, tmp_path / name, policies=POLICIES[1:2]))
+
     monkeypatch.setattr(reader, "free_memory", lambda _: 0)
-    Tuning.check(settings(folder, task, tmp_path / "whole")).run(nothing)
+    tuning("whole").run(nothing)
     with pytest.raises(StoppedError):
-        Tuning.check(settings(folder, task, tmp_path / "parts")).run(stop)
+        tuning("parts").run(stop)
     monkeypatch.setattr(reader, "free_memory", lambda _: 2**40)
-    taken_up, fresh = (Tuning.check(settings(folder, task, tmp_path / name)) for name in ("parts", "fresh"))
+    taken_up, fresh = tuning("parts"), tuning("fresh")
     assert widths_of(monkeypatch, lambda: taken_up.run(nothing)) == {1}
     assert json.loads(lines_of(tmp_path / "parts")[0])["settings"]["rows"] == 1
     assert lines_of(tmp_path / "parts") == lines_of(tmp_path / "whole")

@@ -98,7 +98,8 @@ def by_steps(model: Any, policy: Policy, tokens: torch.Tensor, prompt: int) -> t
 def test_a_suffix_is_what_rectify_does_token_by_token(
     monkeypatch: pytest.MonkeyPatch, model: Any, texts: list[Passage], every: int
 ) -> None:
-    cases = list(cases_of(TEMPLATE, (0.2,), (every,), LENGTH, sparse_only=True))
+    # Without a period it is the same every time.
+    cases = list(cases_of(TEMPLATE, (0.2,), (every,), LENGTH, sparse_only=every == 5))
     seen, _ = logits_of(monkeypatch, model, texts, cases)
     tokens = torch.tensor([passage.tokens for passage in texts])
     rectified = next(case.policy for case in cases if case.setting == f"every {every}")
@@ -107,7 +108,8 @@ def test_a_suffix_is_what_rectify_does_token_by_token(
     torch.testing.assert_close(seen[f"every {every}"], step_by_step, rtol=1e-3, atol=1e-3)
     plain = cases[0].policy
     assert plain is not None
-    torch.testing.assert_close(seen[SPARSE_ONLY], by_steps(model, plain, tokens, 0), rtol=1e-3, atol=1e-3)
+    if every == 5:
+        torch.testing.assert_close(seen[SPARSE_ONLY], by_steps(model, plain, tokens, 0), rtol=1e-3, atol=1e-3)
 
 
 def test_decode_only_has_dense_keys_before_every_target(

@@ -53,8 +53,10 @@ def experiment(model: Any, tokenizer: Any) -> Experiment:
     return experiment
 
 
-def rows_of(experiment: Experiment, variant: str, budget: int = BUDGET) -> dict[int, dict[str, Any]]:
-    rows = experiment.rows()
+Figures = list[dict[str, Any]]
+
+
+def rows_of(rows: Figures, variant: str, budget: int = BUDGET) -> dict[int, dict[str, Any]]:
     return {row["decoded"]: row for row in rows if (row["variant"], row["budget"]) == (variant, budget)}
 
 
@@ -63,22 +65,23 @@ def test_names_are_those_of_the_variants() -> None:
 
 
 def test_a_replanted_index_is_the_rebuilt_one_and_a_lazy_one_is_not(experiment: Experiment) -> None:
+    rows = experiment.rows()
     for budget in (BUDGET, 80):
-        replanted, rebuilt = (rows_of(experiment, name, budget) for name in ("replanted", "rebuilt"))
+        replanted, rebuilt = (rows_of(rows, name, budget) for name in ("replanted", "rebuilt"))
         assert list(replanted) == [0, 48, 96, 144, 192]
         for decoded, row in replanted.items():
             assert {**row, "variant": ""} == {**rebuilt[decoded], "variant": ""}
     named = {(row["budget"], row["to"]): row for row in experiment.differences()}
     assert set(named) == {(budget, to) for budget in (BUDGET, 80) for to in ("rebuilt", "rebuilt-whole")}
     assert named[BUDGET, "rebuilt"]["attention"] == named[BUDGET, "rebuilt"]["token"] == 0
-    lazy, replanted = rows_of(experiment, "lazy"), rows_of(experiment, "replanted")
+    lazy, replanted = rows_of(rows, "lazy"), rows_of(rows, "replanted")
     assert lazy[0]["attention_by_text"] == replanted[0]["attention_by_text"]
     assert lazy[192]["attention_by_text"] != replanted[192]["attention_by_text"]
     assert 0 < replanted[192]["largest_cluster"] < 0.3
     assert lazy[192]["largest_cluster"] > replanted[192]["largest_cluster"]
 
 
-@pytest.mark.parametrize("name", ["lazy", "replanted", "quest", "streaming"])
+@pytest.mark.parametrize("name", among(["lazy", "replanted", "quest", "streaming"], ["replanted", "quest"]))
 def test_recalls_are_those_of_real_decoding(experiment: Experiment, model: Any, tokenizer: Any, name: str) -> None:
     """The same tokens through `sparsify`, one by one: in the first sparse layer queries are those of a dense pass."""
     policy = VARIANTS[name].upkeep.bound(BUDGET)
@@ -93,7 +96,7 @@ def test_recalls_are_those_of_real_decoding(experiment: Experiment, model: Any, 
     records = observer.records()
     alone = replace(experiment, variants=[name], texts=experiment.texts[:1], layers=(2,))
     alone.run(lambda what: None)
-    for decoded, row in rows_of(alone, name).items():
+    for decoded, row in rows_of(alone.rows(), name).items():
         steps = slice(decoded, decoded + SPAN, SPACING)
         assert row["attention_by_text"] == [pytest.approx(float(records.attention[steps, 2].mean()), abs=1e-5)]
         assert row["token_by_text"] == [pytest.approx(float(records.token[steps, 2].mean()), abs=1e-5)]
@@ -116,9 +119,9 @@ def grown(experiment: Experiment, reading: Reading, upkeep: Upkeep, layer: int) 
 def test_latest_first_is_the_search_of_the_product(experiment: Experiment, model: Any, name: str) -> None:
     places = range(PROMPT, PROMPT + TOKENS)
     orders = {"position": 0, "query": 0}
-    for text in experiment.texts:
+    for text in experiment.texts[:1]:
         reading = read(model, text.tokens, places, lambda what: None)
-        for layer in (2, 3, 4):
+        for layer in (2, 4):
             index, kv = grown(experiment, reading, VARIANTS[name].upkeep, layer)
             for (_, of), q in reading.queries.items():
                 if of == layer:
