@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 
+import torch
 from transformers import PreTrainedModel
 
 from . import tiny
@@ -38,3 +39,11 @@ def twin() -> PreTrainedModel:
 def exact_twin() -> PreTrainedModel:
     """The same in float64."""
     return tiny.fresh("llama").double()
+
+
+Numbers = tuple[tuple[int, ...], ...]
+
+
+def numbers(rows: torch.Tensor) -> Numbers:
+    """Rows by which what was computed of them is found again."""
+    return tuple(map(tuple, rows.tolist()))

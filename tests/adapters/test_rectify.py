@@ -15,7 +15,7 @@ import saccade
 from walking import crossed
 
 from . import tiny
-from .rectified import EVERY, NEW, SMALLEST, exact_twin, specs, twin
+from .rectified import EVERY, NEW, SMALLEST, Numbers, exact_twin, numbers, specs, twin
 from .ways import STATIC_RECTIFIED, WAYS, generate
 
 KINDS = ("quest", "lychee_cluster")
@@ -38,7 +38,7 @@ def clean_cache_is_dense(run: saccade.Run, mask: torch.Tensor | None = None) -> 
         ids = session.state.history.ids(0, clean)
         assert ids is not None
         visible = torch.ones_like(ids) if mask is None else _wider(mask, ids)
-        stock, exact = prefilled(_rows(ids), _rows(visible))
+        stock, exact = prefilled(numbers(ids), numbers(visible))
         padding = ~visible.bool()[:, None, :, None]
         for layer, *others in zip(cache.layers, stock, exact, strict=True):
             for name in ("keys", "values"):
@@ -52,13 +52,6 @@ def clean_cache_is_dense(run: saccade.Run, mask: torch.Tensor | None = None) -> 
         yield checked
     finally:
         handle.remove()
-
-
-Numbers = tuple[tuple[int, ...], ...]
-
-
-def _rows(ids: torch.Tensor) -> Numbers:
-    return tuple(map(tuple, ids.tolist()))
 
 
 @functools.lru_cache(maxsize=64)

@@ -22,6 +22,7 @@ from saccade.eval.snapshot import Snapshot
 from walking import among, in_turn
 
 from . import tiny
+from .rectified import Numbers, numbers
 from .test_layer_kinds import FULL_LAYERS, HYBRIDS, NEW, STOCK, WAYS, WINDOW, greedy, hybrid
 from .ways import VERSION, needs_5, several_turns
 
@@ -160,26 +161,16 @@ def test_what_was_put_in_by_hand_is_all_there_is() -> None:
     assert torch.equal(keys, torch.cat([fed[:, :, 6:], fed[:, :, :1]], dim=2)) and layer.get_seq_length() == 10
 
 
-Numbers = tuple[tuple[int, ...], ...]
-
-
-@functools.cache
-def exact_twin(name: str) -> PreTrainedModel:
-    return hybrid(name).double()
+exact_twin = functools.cache(lambda name: hybrid(name).double())
 
 
 @functools.lru_cache(maxsize=64)
 @torch.no_grad()
 def prefilled(name: str, ids: Numbers, positions: Numbers, visible: Numbers) -> list[Any]:
     """Layers of stock's cache that keep anything; between two passes what is clean stays the same."""
-    ids, positions, visible = map(torch.tensor, (ids, positions, visible))
-    held = DynamicCache()
-    exact_twin(name)(ids, attention_mask=visible, position_ids=positions, past_key_values=held)
+    held, (text, places, mask) = DynamicCache(), map(torch.tensor, (ids, positions, visible))
+    exact_twin(name)(text, attention_mask=mask, position_ids=places, past_key_values=held)
     return held.layers
-
-
-def _rows(held: Tensor) -> Numbers:
-    return tuple(map(tuple, held.tolist()))
 
 
 @contextmanager
@@ -197,7 +188,7 @@ def clean_slots_are_dense(run: saccade.Run, name: str) -> Iterator[list[int]]:
         assert ids is not None and positions is not None
         # In slots of padding the first position is repeated.
         visible = torch.cat([positions[:, 1:] > positions[:, :-1], torch.ones_like(positions[:, :1]) > 0], dim=1)
-        everything = prefilled(name, _rows(ids), _rows(positions), _rows(visible.long()))
+        everything = prefilled(name, *map(numbers, (ids, positions, visible.long())))
         # Those that share keep nothing, and are listed since transformers 5.24.
         keeping = (layer for layer in cache.layers if layer.keys is not None)
         for ours, theirs in zip(keeping, everything, strict=True):
