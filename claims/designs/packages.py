@@ -7,8 +7,7 @@ from typing import Any
 
 import numpy
 
-from saccade.calibrate.corpus import Corpus
-from saccade.calibrate.problems import NeedleProblems
+from saccade.calibrate.problems import Corpus, NeedleProblems
 from saccade.eval.document import package_sources
 from saccade.eval.facts import sentence_ends
 from saccade.eval.tokens import token_ends

@@ -47,8 +47,8 @@ import transformers
 from transformers import AutoModelForCausalLM, AutoTokenizer
 import saccade
 from saccade.checkpoints.bundled import model_path
-from saccade.kernels.hybrid_decode import native as hybrid
-from saccade.kernels.sparse_decode import native as sparse
+from saccade.kernels.hybrid_decode import api as hybrid
+from saccade.kernels.sparse_decode import api as sparse
 
 # The commands that load torch, in this process, which has loaded it.
 def said(*arguments):

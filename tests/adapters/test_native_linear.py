@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import copy
 import math
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import peft
@@ -24,6 +26,15 @@ from . import tiny
 pytestmark = pytest.mark.skipif(native.library() is None, reason="no native library was built")
 
 LINEARS = 4 * 7 + 1  # four layers and the head
+
+
+@contextmanager
+def native_products(model: Any) -> Iterator[NativeLinears]:
+    run = NativeLinears(model)
+    try:
+        yield run
+    finally:
+        run.restore()
 
 
 def fresh(**changes: Any) -> PreTrainedModel:
@@ -78,7 +89,7 @@ def test_every_product_is_a_float32_sum_rounded_once(tied: bool, rows: int, call
                 assert abs(value - exact) <= before + 2.0**-8 * (abs(exact) + before)
         checked.append(module)
 
-    with NativeLinears(model) as run:
+    with native_products(model) as run:
         assert run.count == LINEARS
         cache = DynamicCache()
         with torch.no_grad():
@@ -95,13 +106,13 @@ def test_every_product_is_a_float32_sum_rounded_once(tied: bool, rows: int, call
 def test_tokens_of_a_reference(tied: bool, calls: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
     """Logits may differ by the roundings that a float32 sum's last digits decide; tokens do not."""
     model = fresh(tie_word_embeddings=tied)
-    with NativeLinears(model):
+    with native_products(model):
         tokens, logits = decode(model)
     assert len(calls) == 11 * LINEARS
     monkeypatch.setattr(
         linear, "DecodeLinear", lambda w, b, implementation: DecodeLinear(w, b, implementation="reference")
     )
-    with NativeLinears(model):
+    with native_products(model):
         wanted, wanted_logits = decode(model)
     assert torch.equal(tokens, wanted)
     assert (logits - wanted_logits).abs().max() <= 4 * 2.0**-8 * wanted_logits.abs().max()
@@ -124,19 +135,11 @@ def test_restore_leaves_nothing() -> None:
         assert torch.equal(model(prompt).logits, stock)  # more than 8 rows: the modules' own
 
 
-def test_restore_after_an_exception() -> None:
-    model = fresh()
-    before = traces(model)
-    with pytest.raises(ZeroDivisionError), NativeLinears(model):
-        raise ZeroDivisionError
-    assert traces(model) == before
-
-
 def test_calls_that_the_modules_answer_themselves(calls: list[int]) -> None:
     module = nn.Linear(16, 8).to(torch.bfloat16)
     model = nn.Sequential(module)
     x = torch.randn(8, 16).to(torch.bfloat16)
-    with NativeLinears(model) as run, torch.no_grad():
+    with native_products(model) as run, torch.no_grad():
         assert run.count == 1
         module(x)
         assert calls == [8]
@@ -157,7 +160,7 @@ def test_calls_that_the_modules_answer_themselves(calls: list[int]) -> None:
 def test_a_model_that_changes_its_dtype(calls: list[int]) -> None:
     model = nn.Sequential(nn.Linear(16, 8).to(torch.bfloat16))
     x = torch.randn(2, 16)
-    with NativeLinears(model), torch.no_grad():
+    with native_products(model), torch.no_grad():
         model.float()
         assert torch.equal(model(x), nn.functional.linear(x, model[0].weight, model[0].bias))
         assert calls == []
@@ -175,7 +178,7 @@ def test_gradients_are_untouched(training: bool, calls: list[int]) -> None:
     model(ids, labels=ids).loss.backward()
     wanted = {name: parameter.grad for name, parameter in model.named_parameters()}
     model.zero_grad()
-    with NativeLinears(model):
+    with native_products(model):
         model(ids, labels=ids).loss.backward()
     assert calls == []
     assert all(torch.equal(wanted[name], parameter.grad) for name, parameter in model.named_parameters())
@@ -183,7 +186,7 @@ def test_gradients_are_untouched(training: bool, calls: list[int]) -> None:
 
 def test_a_copy_computes_with_its_own_weights(calls: list[int]) -> None:
     model = fresh()
-    with NativeLinears(model):
+    with native_products(model):
         other = copy.deepcopy(model)
         with torch.no_grad():
             for parameter in other.parameters():
@@ -194,7 +197,7 @@ def test_a_copy_computes_with_its_own_weights(calls: list[int]) -> None:
         assert not torch.equal(decode(model)[1], logits)
     plain = fresh()
     plain.load_state_dict(other.state_dict())
-    with NativeLinears(plain):
+    with native_products(plain):
         again, same = decode(plain)
     assert torch.equal(tokens, again) and torch.equal(logits, same)
 
@@ -213,7 +216,7 @@ def test_modules_that_are_left_alone() -> None:
     normed = torch.nn.utils.parametrizations.weight_norm(linear())
     model = nn.ModuleList([linear(Other), linear(dtype=torch.float32), hooked, patched, strided, normed])
     before = traces(model)
-    with NativeLinears(model) as run:
+    with native_products(model) as run:
         assert run.count == 0 and traces(model) == before
 
 
@@ -223,7 +226,7 @@ def test_modules_that_peft_wraps_are_left_alone(calls: list[int]) -> None:
     )
     model = peft.get_peft_model(fresh(), config).to(torch.bfloat16).eval()
     before = traces(model)
-    with NativeLinears(model) as run:
+    with native_products(model) as run:
         assert run.count == 4 * 5
         decode(model)
         assert len(calls) == 11 * 4 * 5
@@ -234,7 +237,7 @@ def test_without_the_library(monkeypatch: pytest.MonkeyPatch) -> None:
     model = fresh()
     before = traces(model)
     monkeypatch.setattr(native, "library", lambda: None)
-    with NativeLinears(model) as run:
+    with native_products(model) as run:
         assert run.count == 0 and traces(model) == before
 
 
@@ -242,7 +245,7 @@ def test_with_a_policy() -> None:
     """Attached and restored in either order with a run."""
     model = fresh()
     before = traces(model)
-    with NativeLinears(model), saccade.sparsify(model, "quest:page=4,budget=9"):
+    with native_products(model), saccade.sparsify(model, "quest:page=4,budget=9"):
         inner = decode(model)
     run = saccade.sparsify(model, "quest:page=4,budget=9")
     linears = NativeLinears(model)

@@ -10,7 +10,7 @@ import torch
 from searching import make_model
 
 from saccade.adapters.hf import probe
-from saccade.calibrate import corpus, layers
+from saccade.calibrate import layers, problems
 from saccade.calibrate.passages import Texts
 
 
@@ -18,7 +18,7 @@ from saccade.calibrate.passages import Texts
 def small_library() -> Iterator[None]:
     """Every source of problems counts its tokens anew."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(corpus, "CHARACTERS", 100_000)
+        patch.setattr(problems, "CHARACTERS", 100_000)
         yield
 
 

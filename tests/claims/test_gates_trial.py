@@ -31,7 +31,7 @@ from claims.judging.discovery import found
 from claims.judging.study import Study
 from claims.judging.verdicts import judge
 from commands import LAYERS, Fails, Invoke, invoker, told
-from saccade.calibrate import corpus as corpus_module
+from saccade.calibrate import problems as problems_module
 from saccade.calibrate.target import Target
 from saccade.errors import SaccadeError
 from saccade.types import ModelShape
@@ -49,7 +49,7 @@ MADE_UP = Choice(target_heads=4, seeds=3, steps=9, budgets=(16,))
 def small_library() -> Iterator[None]:
     """Every source of problems counts its tokens anew."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(corpus_module, "CHARACTERS", 60_000)
+        patch.setattr(problems_module, "CHARACTERS", 60_000)
         yield
 
 

@@ -168,16 +168,13 @@ class EngineJob(GridJob, Generic[AnyPoint]):
         with tempfile.TemporaryDirectory() as folder:
             settings = self._engine_settings(folder)
             for group in self.groups:
-                missing = self._missing(group, rows)
+                found = {(row.policy, row.point) for row in rows}
+                missing = [point for point in self.points if any((name, point) not in found for name in group)]
                 for done, new in self._group(group, missing, settings, results) if missing else ():
                     rows = self.compare([*rows, *new], bandwidth * self.settings.tensor_parallel)
                     results["rows"] = [asdict(row) for row in rows]
                     on_unit(done, results)
         return results
-
-    def _missing(self, group: Sequence[str], rows: Sequence[Any]) -> list[AnyPoint]:
-        found = {(row.policy, row.point) for row in rows}
-        return [point for point in self.points if any((name, point) not in found for name in group)]
 
     def _group(
         self, group: Sequence[str], points: Sequence[AnyPoint], settings: dict[str, Any], results: dict[str, Any]

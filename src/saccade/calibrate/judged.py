@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import numpy
 
@@ -26,43 +26,15 @@ from .task_file import FileProblems
 DENSE = "dense"
 
 
-class Judged(Protocol):
-    """Texts, by number.
+@dataclass(frozen=True)
+class KeyTokens:
+    """Key tokens of passages, as they are and repeated.
 
     Attributes:
         option: how the user says what he wants.
         standard: what is tried beside candidates.
         asked: tokens or questions of a text, at most.
-        name: where they come from.
     """
-
-    @property
-    def option(self) -> str: ...
-
-    @property
-    def standard(self) -> tuple[str, ...]: ...
-
-    @property
-    def asked(self) -> int: ...
-
-    @property
-    def name(self) -> str: ...
-
-    def __len__(self) -> int: ...
-
-    def sweep(self, model: Any) -> AbstractContextManager[Sweep]:
-        """Tries candidates; what the folder's ledger holds is not tried again."""
-
-    def tallies(self, sweep: Sweep, spec: str) -> Sequence[Tally]:
-        """Of each kind of what a candidate was asked, over the sweep's texts."""
-
-    def refuse(self, sweep: Sweep) -> None:
-        """Raise a SaccadeError if candidates cannot be told apart by the sweep's texts."""
-
-
-@dataclass(frozen=True)
-class KeyTokens:
-    """Key tokens of passages, as they are and repeated."""
 
     target: Target
     texts: Texts
@@ -73,6 +45,7 @@ class KeyTokens:
 
     @property
     def name(self) -> str:
+        """Where texts come from."""
         return self.texts.name
 
     def __len__(self) -> int:
@@ -80,6 +53,7 @@ class KeyTokens:
 
     @contextmanager
     def sweep(self, model: Any) -> Iterator[Sweep]:
+        """Tries candidates; what the folder's ledger holds is not tried again."""
         settings = self.target.settings
         about = {**self.target.about(), "seed": settings.seed, "texts": self.name}
         about |= {"passages": self.texts.sha256(self.passages)}
@@ -87,6 +61,7 @@ class KeyTokens:
             yield _Probing(model, self.target.subject.tokenizer, self.passages, ledger, settings.threads)
 
     def tallies(self, sweep: Sweep, spec: str) -> Sequence[Tally]:
+        """Of each kind of what a candidate was asked, over the sweep's texts."""
         records = [sweep.ledger.records[number, spec] for number in sweep.numbers]
         found = []
         for kind in KINDS:
@@ -95,6 +70,7 @@ class KeyTokens:
         return found
 
     def refuse(self, sweep: Sweep) -> None:
+        """Raise a SaccadeError if candidates cannot be told apart by the sweep's texts."""
         numbers = {*sweep.numbers}
         records = [one for one in sweep.ledger.records.values() if one["problem"] in numbers]
         if not any(one[kind]["keys"] for one in records for kind in KINDS):
@@ -104,7 +80,7 @@ class KeyTokens:
 
 @dataclass(frozen=True)
 class Answers:
-    """Right answers to questions of the user's."""
+    """Right answers to questions of the user's; as `KeyTokens`."""
 
     target: Target
     problems: FileProblems
@@ -132,6 +108,10 @@ class Answers:
     def refuse(self, sweep: Sweep) -> None:
         dense = sweep.outcome(DENSE)
         self.target.refuse_unanswered(dense.correct, dense.count, "there is nothing to keep")
+
+
+Judged = KeyTokens | Answers
+"""Texts, by number."""
 
 
 @dataclass(frozen=True)

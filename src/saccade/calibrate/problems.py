@@ -13,12 +13,12 @@ from typing import Any, Protocol
 import numpy
 
 from ..errors import DocumentError
+from ..eval.document import library_sources
 from ..eval.facts import ADJECTIVES, NOUNS, Fact, make_facts, question, sentence
-from ..eval.tokens import encode, with_facts
-from .corpus import Corpus
+from ..eval.tokens import encode, token_ends, with_facts
 
 TASKS = ("kv", "listing", "passkey", "records")
-SHORTEST = 128
+SHORTEST, CHARACTERS = 128, 3_000_000
 PASSKEYS, PASSKEY_WORDS = 10, 32
 """LycheeDecode, appendix F: ten passkeys of 32 words each."""
 
@@ -56,6 +56,30 @@ class Problem:
         """What the text takes with its longest question and answer; `together`: with all of them, as in training."""
         sizes = (len(ask.prompt) + len(ask.answer) + together * len(ask.after) for ask in self.asks)
         return len(self.tokens) + (sum if together else max)(sizes)
+
+
+class Corpus:
+    """A text that needles are hidden in, whose length is in tokens.
+
+    Attributes:
+        ends: where each of these ends, in characters.
+    """
+
+    def __init__(self, tokenizer: Any, text: str) -> None:
+        self.tokenizer, self.text = tokenizer, text
+        self.ends = numpy.array(token_ends(tokenizer, text), dtype=int)
+
+    @classmethod
+    def library(cls, tokenizer: Any) -> Corpus:
+        """Held-out modules of the standard library."""
+        return cls(tokenizer, library_sources(held_out=True, characters=CHARACTERS)[:CHARACTERS])
+
+    def __len__(self) -> int:
+        return len(self.ends)
+
+    def stretch(self, begin: int, length: int) -> str:
+        """The characters of `length` tokens behind token `begin`."""
+        return self.text[self.ends[begin] : self.ends[begin + length]]
 
 
 class Problems(Protocol):

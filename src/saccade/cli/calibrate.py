@@ -22,10 +22,7 @@ calibrate = typer.Typer(
 @calibrate.command(cls=NeedsEval)
 def layers(
     model: options.Model = None,
-    texts: Annotated[
-        Path | None,
-        words("FILE_OR_DIR", "Texts to read, UTF-8; such as the model will be used on. Default: Python's library."),
-    ] = None,
+    texts: options.Texts = None,
     context: options.Context = 4096,
     budgets: options.Budgets = "256",
     passages: Annotated[int, count("Texts of that length to read, at most.", maximum=10_000)] = 16,

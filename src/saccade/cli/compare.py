@@ -74,9 +74,8 @@ def compare(
       saccade compare --model ./Qwen3-0.6B --document book.txt --budget 1024,4096 --threads 8
     """
     from ..eval.comparison import Comparison
-    from ..eval.folder import CONFIGURATION, REPORT, RESULTS, ResultsFolder
     from ..eval.job import ComparisonJob, ComparisonSettings
-    from ..eval.output import check_folder, write_json
+    from ..eval.output import CONFIGURATION, REPORT, RESULTS, ResultsFolder, check_folder, write_json
     from ..report.page import comparison_report
     from ..report.table import WIDE, comparison_table
     from .terminal import output, quiet_libraries, show, until_stopped

@@ -89,6 +89,10 @@ Task = Annotated[
         "takes them.",
     ),
 ]
+Texts = Annotated[
+    Path | None,
+    words("FILE_OR_DIR", "Texts to read, UTF-8; such as the model will be used on. Default: Python's library."),
+]
 Context = Annotated[int, count("Length of the texts.", 128, metavar="TOKENS")]
 Questions = Annotated[int, count("Questions in all, a dozen per text.", maximum=1_000_000)]
 Budgets = Annotated[str, words("N,N", "Budgets in tokens.")]

@@ -22,8 +22,7 @@ def report(
       saccade report results/demo
     """
     from ..calibrate.tune import RESULTS as TUNED
-    from ..eval.folder import RESULTS
-    from ..eval.output import read_json
+    from ..eval.output import RESULTS, read_json
     from ..report.page import comparison_report, tune_report
     from ..report.table import WIDE, comparison_table
     from ..report.tune import front_table

@@ -1,11 +1,18 @@
-"""Whether a decoding step can become a CUDA graph, which its host does not see again between replays."""
+"""Steps that become CUDA graphs: whether they can, and what is kept of them for who measures recall behind them."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
 
 from ..plans.plan import Plan
 from ..plans.rectify import Rectify
+from ..plans.roles import HeadSpan
+from ..types import KVView, Rows, Selection, Softmax
+from .recall import RecallObserver
 
 
 def reasons_against_capture(plan: Plan, rectify: Rectify | None, observers: Sequence[object]) -> list[str]:
@@ -24,3 +31,63 @@ def reasons_against_capture(plan: Plan, rectify: Rectify | None, observers: Sequ
     if observers:
         reasons.append("observers and recall look at every step on the host")
     return reasons
+
+
+@dataclass(frozen=True, slots=True)
+class _Kept:
+    """Of one span: queries `[R, Hq', d]`, ids int32 `[R, G, M]` and counts int32 `[R, G]` of R rows."""
+
+    q: Tensor
+    ids: Tensor
+    counts: Tensor
+    unit: int
+    softmax: Softmax
+
+
+class KeptSteps:
+    """An `Observer` of steps that nobody sees on the host: every step overwrites what the one before it has left.
+
+    Args:
+        plan: whose heads are observed.
+        group: query heads per KV head.
+        rows: the most that a batch has.
+    """
+
+    def __init__(self, plan: Plan, group: int, rows: int) -> None:
+        self._plan, self._group, self._rows = plan, group, rows
+        self._held: dict[tuple[int, int], _Kept] = {}
+
+    def observe(
+        self, layer: int, span: HeadSpan, q: Tensor, kv: KVView, selection: Selection | None, softmax: Softmax
+    ) -> None:
+        if selection is None:
+            return
+        key, batch = (layer, span.start), len(q)
+        if key not in self._held:
+            q_room, ids, counts = (
+                part.new_zeros((self._rows, *part.shape[1:])) for part in (q, selection.ids, selection.counts)
+            )
+            self._held[key] = _Kept(q_room, ids, counts, selection.unit, softmax)
+        held = self._held[key]
+        for memory, part in ((held.q, q), (held.ids, selection.ids), (held.counts, selection.counts)):
+            memory[:batch].copy_(part)
+
+    def measure(
+        self, recall: RecallObserver, rows: Rows, view: Callable[[int, Rows], KVView], counted: Sequence[bool]
+    ) -> None:
+        """Let `recall` observe the latest step, whose first rows were `rows`; `counted` marks those that count.
+
+        `view` gives a layer's cache, in which nothing of the step may have been overwritten.
+        """
+        batch = rows.batch
+        for layer, spans in enumerate(self._plan.roles.spans):
+            kv = view(layer, rows)
+            for span in spans:
+                held, heads = self._held.get((layer, span.start)), kv.heads(span.start, span.stop)
+                if held is None:
+                    # Its heads are dense: how many there are is all that is asked for.
+                    queries = torch.empty(batch, (span.stop - span.start) * self._group, 0, device="cpu")
+                    recall.observe(layer, span, queries, heads, None, Softmax(1.0), counted)
+                else:
+                    selection = Selection(held.ids[:batch], held.counts[:batch], held.unit)
+                    recall.observe(layer, span, held.q[:batch], heads, selection, held.softmax, counted)

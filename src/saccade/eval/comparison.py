@@ -17,8 +17,8 @@ from ..decode.stats import RunStats
 from ..methods.policy import Policy
 from .context import Context, Question
 from .entry import terms_of
-from .folder import GAZE, RECALL, SAMPLES, ResultsFolder
 from .gaze import GazeObserver
+from .output import GAZE, RECALL, SAMPLES, ResultsFolder
 from .reader import NEVER, Reader, rows_that_fit
 from .sheet import AnswerRecall, Row, RowCounter, Sheet
 from .tally import LayerRecalls, Tally, recalls_of

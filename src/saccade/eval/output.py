@@ -12,6 +12,9 @@ from typing import Any, Literal
 from ..errors import OutputError, SaccadeError
 from ..files import replace_text
 
+SAMPLES, GAZE, RECALL = "samples.jsonl", "gaze.jsonl", "recall.jsonl"
+RESULTS, CONFIGURATION, REPORT = "results.json", "config.json", "report.html"
+
 
 @contextmanager
 def writing(path: Path, what: str = "") -> Iterator[None]:
@@ -72,6 +75,32 @@ class JsonLines:
     def close(self) -> None:
         with writing(self.path):  # what a full disk did not take is still in the buffer
             self._file.close()
+
+
+class ResultsFolder:
+    """A folder that is being written; files of an earlier run are overwritten.
+
+    Raises:
+        OutputError: at construction, if the folder cannot be written.
+    """
+
+    def __init__(self, path: Path) -> None:
+        with writing(path, "results folder "):
+            for name in (RESULTS, CONFIGURATION, REPORT):
+                # A stale result beside new answers would be taken for theirs.
+                (path / name).unlink(missing_ok=True)
+        self._lines = {name: JsonLines(path / name, "w") for name in (SAMPLES, GAZE, RECALL)}
+
+    def add(self, name: str, record: dict[str, Any]) -> None:
+        """Append to `SAMPLES` (answered questions), `GAZE` (where policies looked) or `RECALL` (of answer tokens)."""
+        self._lines[name].add(record)
+
+    def __enter__(self) -> ResultsFolder:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for lines in self._lines.values():
+            lines.close()
 
 
 def read_lines(path: Path) -> list[dict[str, Any]]:

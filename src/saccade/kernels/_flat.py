@@ -84,17 +84,9 @@ class RowReader:
         slots = torch.arange(start, start + length, device="cpu")
         pages = rows.page_table[row].long().index_select(0, slots // page)
         self._index = pages * self._flat.page + slots % page * self._flat.slot
-        self._heads = torch.arange(storage.shape[2], device="cpu")[:, None] * self._flat.head
 
     def read(self, head: int, start: int, stop: int) -> Tensor:
         """Tokens `[stop - start, d]` of a KV head at logical positions `start..stop`."""
         if self._tokens is not None:
             return self._tokens[head, start:stop]
         return self._flat.table.index_select(0, self._index[start:stop] + head * self._flat.head)
-
-    def read_heads(self, start: int, stop: int) -> Tensor:
-        """Tokens `[Hkv, stop - start, d]` of all KV heads at logical positions `start..stop`."""
-        if self._tokens is not None:
-            return self._tokens[:, start:stop]
-        index = self._index[start:stop] + self._heads
-        return self._flat.table.index_select(0, index.flatten()).view(*index.shape, -1)

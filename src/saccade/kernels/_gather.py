@@ -23,7 +23,8 @@ def locate(rows: Rows, positions: Tensor, page: int) -> tuple[Tensor, Tensor]:
 def gather_tokens(storage: Tensor, scale: Tensor | None, rows: Rows, positions: Tensor) -> Tensor:
     """Float32 keys or values `[B, N, Hkv, d]` at logical positions `[B, N]`, the same for all heads."""
     pages, offsets = locate(rows, positions, storage.shape[1])
-    return _unquantised(storage[pages, offsets], scale, storage.shape[2])
+    tokens = storage[pages, offsets].float()
+    return tokens if scale is None else tokens * scale.expand(storage.shape[2])[:, None]
 
 
 def gather_tokens_per_head(storage: Tensor, scale: Tensor | None, rows: Rows, positions: Tensor) -> Tensor:
@@ -32,14 +33,5 @@ def gather_tokens_per_head(storage: Tensor, scale: Tensor | None, rows: Rows, po
     pages, offsets = locate(rows, positions.reshape(batch, heads * count), storage.shape[1])
     kv_heads = storage.shape[2]
     head = torch.arange(heads, device=storage.device) // (heads // kv_heads)
-    shape = (batch, heads, count)
-    chosen = storage[pages.view(shape), offsets.view(shape), head[None, :, None]].float()
-    if scale is None:
-        return chosen
-    return chosen * scale.expand(kv_heads)[head][:, None, None]
-
-
-def _unquantised(tokens: Tensor, scale: Tensor | None, kv_heads: int) -> Tensor:
-    if scale is None:
-        return tokens.float()
-    return tokens.float() * scale.expand(kv_heads)[:, None]
+    chosen = storage[pages.view(positions.shape), offsets.view(positions.shape), head[None, :, None]].float()
+    return chosen if scale is None else chosen * scale.expand(kv_heads)[head][:, None, None]

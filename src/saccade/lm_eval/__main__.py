@@ -29,28 +29,22 @@ def refusing(evaluate: Callable[..., Any]) -> Callable[..., Any]:
 def main() -> None:
     """Hand over to the harness; its model is `saccade` unless another is named."""
     try:
-        from . import NAME
-    except SaccadeError as error:
-        _fail(error)
-    from lm_eval import evaluator
-    from lm_eval._cli import HarnessCLI
-    from lm_eval.utils import setup_logging
+        from lm_eval import evaluator
+        from lm_eval._cli import HarnessCLI
+        from lm_eval.utils import setup_logging
 
-    setup_logging()
-    cli = HarnessCLI()
-    arguments = cli.parse_args()
-    if getattr(arguments, "command", None) == "run" and arguments.model is None and arguments.config is None:
-        arguments.model = NAME
-    evaluator.evaluate = refusing(evaluator.evaluate)
-    try:
+        from . import NAME  # the first, which refuses where the harness is missing
+
+        setup_logging()
+        cli = HarnessCLI()
+        arguments = cli.parse_args()
+        if getattr(arguments, "command", None) == "run" and arguments.model is None and arguments.config is None:
+            arguments.model = NAME
+        evaluator.evaluate = refusing(evaluator.evaluate)
         cli.execute(arguments)
     except SaccadeError as error:
-        _fail(error)
-
-
-def _fail(error: SaccadeError) -> None:
-    sys.stderr.write(f"saccade: error: {' '.join(str(error).split())}\n")
-    sys.exit(2)
+        sys.stderr.write(f"saccade: error: {' '.join(str(error).split())}\n")
+        sys.exit(2)
 
 
 if __name__ == "__main__":

@@ -9,8 +9,7 @@ from typing import Any
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from ..errors import OutputError
-from ..eval.folder import GAZE, REPORT, RESULTS, SAMPLES
-from ..eval.output import read_json, read_lines
+from ..eval.output import GAZE, REPORT, RESULTS, SAMPLES, read_json, read_lines
 from ..files import replace_text
 from . import figures
 from .labels import labelled

@@ -40,12 +40,6 @@ class NativeLinears:
             if vars(forward.module).get("forward") is forward:
                 del forward.module.__dict__["forward"]
 
-    def __enter__(self) -> NativeLinears:
-        return self
-
-    def __exit__(self, *raised: object) -> None:
-        self.restore()
-
 
 class _Forward:
     """`forward` of one module. An object, not a closure: a copy of the model must compute with its own weights."""

@@ -17,7 +17,7 @@ from ...plans.rectify import Rectify
 from ...recipes.kept import lacks_layer
 from ...types import CHUNKED, FULL, SLIDING
 from .cache_dtype import FP8, VALID, bounds_bytes, number_type, reasons_against_dtype
-from .lossless import reasons_against_drafting
+from .lossless import unmet_by_drafts
 from .options import CAPTURED, CYCLES, ServeOptions, shape_of
 from .vllm_api import check_interfaces
 
@@ -41,7 +41,8 @@ def reasons_against(vllm_config: Any, options: ServeOptions) -> list[str]:
     """Every reason why an engine cannot decode under the policy; empty if it can."""
     rectify, drafts = options.rewrites, options.drafts
     rectification = [] if rectify is None else reasons_against_rectifying(vllm_config, rectify)
-    rectification += reasons_against_drafting(vllm_config, options) if drafts else []
+    unmet = unmet_by_drafts(vllm_config, options) if drafts else ()
+    rectification += [f"rectify={drafts}:verify {reason}" for reason in unmet]
     model = _model(vllm_config)
     # A model that no policy fits needs no second reason.
     return [*model, *_engine(vllm_config, options), *rectification, *([] if model else _fit(vllm_config, options))]

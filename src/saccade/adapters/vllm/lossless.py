@@ -51,15 +51,11 @@ def speculation(model: str, drafts: int, *, fixed: bool = False) -> dict[str, An
     return told if fixed else {**told, BY_BATCH: sizes}
 
 
-def reasons_against_drafting(vllm_config: Any, options: ServeOptions) -> list[str]:
-    """Why an engine cannot draft so many tokens and verify them, one line each.
+def unmet_by_drafts(vllm_config: Any, options: ServeOptions) -> Iterator[str]:
+    """What an engine lacks to draft so many tokens and verify them, a line each to be read behind the option.
 
     What is refused under every policy (KV connectors, pipeline and context parallelism, micro-batches) is not repeated.
     """
-    return [f"rectify={options.drafts}:verify {reason}" for reason in _unmet(vllm_config, options)]
-
-
-def _unmet(vllm_config: Any, options: ServeOptions) -> Iterator[str]:
     model, parallel, scheduling = vllm_config.model_config, vllm_config.parallel_config, vllm_config.scheduler_config
     given = vllm_config.speculative_config
     fixed = given is not None and given.method == "draft_model" and getattr(given, BY_BATCH) is None

@@ -7,7 +7,8 @@ from torch import Tensor
 from saccade.errors import KernelError
 from saccade.kernels._checks import check_attention, check_pooling, check_query, placed
 from saccade.kernels._dispatch import Implementation, choose_attention
-from saccade.kernels.dense_decode_scores import cpu, native, reference
+from saccade.kernels._native.attention import attention
+from saccade.kernels.dense_decode_scores import cpu, reference
 from saccade.types import KVView, Pooling, Softmax
 
 
@@ -45,13 +46,14 @@ def dense_decode_scores(
     check_pooling("dense_decode_scores", pooling)
     chosen, kv = choose_attention("dense_decode_scores", implementation, q, kv)
     if chosen == "triton":
-        from saccade.kernels.dense_decode_scores import triton
+        from saccade.kernels._triton.attention import attend
 
-        return triton.dense_decode_scores(q, kv, softmax, pooling, out)
-    run = {"native": native.dense_decode_scores, "cpu": cpu.dense_decode_scores}.get(
-        chosen, reference.dense_decode_scores
-    )
-    result, scores = run(q, kv, softmax, pooling)
+        return attend(q, kv, softmax, out=out, pooling=pooling)
+    if chosen == "native":
+        result, scores = attention("dense_decode_scores", q, kv, softmax, pooling=pooling)
+    else:
+        run = cpu.dense_decode_scores if chosen == "cpu" else reference.dense_decode_scores
+        result, scores = run(q, kv, softmax, pooling)
     return placed(result, out), scores
 
 
@@ -88,8 +90,12 @@ def decode_scores(q: Tensor, kv: KVView, *, pooling: Pooling, implementation: Im
     check_pooling("decode_scores", pooling)
     chosen, kv = choose_attention("decode_scores", implementation, q, kv)
     if chosen == "triton":
-        from saccade.kernels.dense_decode_scores import triton
+        from saccade.kernels._triton.scoring import score
 
-        return triton.decode_scores(q, kv, pooling)
-    run = {"native": native.decode_scores, "cpu": cpu.decode_scores}.get(chosen, reference.decode_scores)
+        return score(q, kv, pooling)
+    if chosen == "native":
+        _, scores = attention("decode_scores", q, kv, Softmax(1.0), pooling=pooling, attends=False)
+        assert scores is not None
+        return scores
+    run = cpu.decode_scores if chosen == "cpu" else reference.decode_scores
     return run(q, kv, pooling)

@@ -7,7 +7,8 @@ from torch import Tensor
 from saccade.errors import KernelError
 from saccade.kernels._checks import check_attention, check_pooling, check_selection, placed
 from saccade.kernels._dispatch import Implementation, choose_attention
-from saccade.kernels.hybrid_decode import native, parts
+from saccade.kernels._native.attention import Heads, attention
+from saccade.kernels.hybrid_decode import parts
 from saccade.types import Flags, KVView, Pooling, Selection, Softmax
 
 
@@ -59,12 +60,13 @@ def hybrid_decode(
     wanted = _check_flags(kv.kv_heads, dense, pooling, scored)
     chosen, kv = choose_attention("hybrid_decode", implementation, q, kv, selection)
     if chosen == "native":
-        result, scores = native.hybrid_decode(q, kv, selection, dense, softmax, pooling, wanted)
+        heads = Heads.of(dense, wanted)
+        result, scores = attention("hybrid_decode", q, kv, softmax, pooling=pooling, selection=selection, heads=heads)
         return placed(result, out), scores
     if chosen == "triton":
-        from saccade.kernels.hybrid_decode import triton
+        from saccade.kernels._triton.attention import attend
 
-        return triton.hybrid_decode(q, kv, selection, dense, softmax, pooling, wanted, out)
+        return attend(q, kv, softmax, out=out, selection=selection, dense=dense, pooling=pooling, scored=wanted)
     result, scores = parts.hybrid_decode(q, kv, selection, dense, softmax, pooling, wanted, chosen)
     return placed(result, out), scores
 

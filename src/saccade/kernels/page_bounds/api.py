@@ -147,7 +147,9 @@ def page_scores(
     chosen = choose(
         "page_scores",
         implementation,
-        native=lambda: _scale_refusal(k_scale) or native.refusal(q, stored, seq_lens),
+        native=lambda: (
+            native.refusal(q, stored, seq_lens) if k_scale is None else "the bounds are of a quantised cache"
+        ),
         triton=lambda: _triton_refusal((q,), lower, upper, seq_lens, k_scale, table),
     )
     if chosen == "native":
@@ -157,10 +159,6 @@ def page_scores(
 
         return triton.page_scores(q, stored, seq_lens, page, pooling, pages, k_scale)
     return reference.page_scores(q, stored, seq_lens, page, pooling, pages, k_scale)
-
-
-def _scale_refusal(k_scale: Tensor | None) -> str | None:
-    return None if k_scale is None else "the bounds are of a quantised cache"
 
 
 def _triton_refusal(numbers: tuple[Tensor, ...], lower: Tensor, upper: Tensor, *others: Tensor | None) -> str | None:

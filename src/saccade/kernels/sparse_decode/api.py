@@ -6,7 +6,8 @@ from torch import Tensor
 
 from saccade.kernels._checks import check_attention, check_selection, placed
 from saccade.kernels._dispatch import Implementation, choose_attention
-from saccade.kernels.sparse_decode import cpu, native, reference
+from saccade.kernels._native.attention import attention
+from saccade.kernels.sparse_decode import cpu, reference
 from saccade.types import KVView, Selection, Softmax, Workspace
 
 
@@ -48,8 +49,10 @@ def sparse_decode(
     check_selection("sparse_decode", q, kv, selection)
     chosen, kv = choose_attention("sparse_decode", implementation, q, kv, selection)
     if chosen == "triton":
-        from saccade.kernels.sparse_decode import triton
+        from saccade.kernels._triton.attention import attend
 
-        return triton.sparse_decode(q, kv, selection, softmax, out, workspace)
-    run = {"native": native.sparse_decode, "cpu": cpu.sparse_decode}.get(chosen, reference.sparse_decode)
+        return attend(q, kv, softmax, out=out, selection=selection, workspace=workspace)[0]
+    if chosen == "native":
+        return placed(attention("sparse_decode", q, kv, softmax, selection=selection)[0], out)
+    run = cpu.sparse_decode if chosen == "cpu" else reference.sparse_decode
     return placed(run(q, kv, selection, softmax), out)

@@ -135,13 +135,10 @@ def _check(operation: str, scores: Tensor, lengths: Tensor) -> None:
 
 
 def _chosen(operation: str, scores: Tensor, lengths: Tensor, implementation: Implementation) -> Implementation:
+    too_wide = f"it takes rows of at most {_WIDEST} scores, got {scores.shape[2]}"
     return choose(
         operation,
         implementation,
         native=lambda: library.refusal(scores, lengths),
-        triton=lambda: refusals.refusal(scores, lengths) or _too_wide(scores.shape[2]),
+        triton=lambda: refusals.refusal(scores, lengths) or (too_wide if scores.shape[2] > _WIDEST else None),
     )
-
-
-def _too_wide(width: int) -> str | None:
-    return f"it takes rows of at most {_WIDEST} scores, got {width}" if width > _WIDEST else None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from ....decode.kept import KeptSteps
+from ....decode.capture import KeptSteps
 from ....decode.recall import OfRows
 from ....decode.state import Observer
 from ....types import KVView, Rows
