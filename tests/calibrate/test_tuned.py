@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from datetime import date
+from math import ceil, sqrt
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +21,9 @@ from saccade.calibrate.promise import JUDGED, SEARCHING, texts_needed
 from saccade.calibrate.tune import Tuning
 from saccade.errors import OutputError, SaccadeError
 from saccade.methods.policy import Policy
+from saccade.recipes.acceptance import Acceptance
 from saccade.recipes.recipe import Recipe
+from saccade.report.tune import front_columns, front_notes
 
 pytestmark = pytest.mark.usefixtures("one_process")
 PASSAGES = Texts.passages  # of which the conftest lets searches read five
@@ -151,3 +155,30 @@ def test_a_file_whose_texts_cannot_be_compared(folder: Path, tmp_path: Path) -> 
         with pytest.raises(SaccadeError, match=words) as refused:
             Tuning.check(settings(folder, tmp_path / "out", task=str(task)))
         assert "\n" not in str(refused.value)
+
+
+def test_a_policy_that_its_server_has_refuted_is_not_tried(folder: Path, tmp_path: Path) -> None:
+    drafted, wanted, z, told = 50, 0.3, 1.959963984540054, tmp_path / "served.json"
+    # Wilson's interval holds the shares from which what was seen is at most z of their own deviations away.
+    most = ceil(drafted * wanted - z * sqrt(drafted * wanted * (1 - wanted))) - 1
+
+    def tuned(name: str, accepted: int, spec: str, **changes: Any) -> dict[str, Any]:
+        counts = {"drafted": (drafted, 9), "accepted": (accepted, 9), "date": date(2026, 11, 29)}
+        Acceptance(version=1, policy=f"{spec},rectify=4:verify", model="served", **counts).write(told)
+        own = {"policies": ("exact_topk:dense_layers=1",), "agreement": wanted, "acceptance": (told,), **changes}
+        return Tuning.check(settings(folder, tmp_path / name, **own)).run(lambda _: None)
+
+    spec = "exact_topk:budget=16,dense_layers=1"
+    left, kept = tuned("out", most, spec), tuned("in", most + 1, spec)
+    line = f"{spec}: {most} of {drafted} first drafts were accepted, as of 2026-11-29"
+    assert left["left_out"] == [line] and f"left out: {line}" in front_notes(left)
+    assert [(row["spec"], row["accepted"]) for row in left["rows"]] == [("exact_topk:budget=50,dense_layers=1", None)]
+    assert kept["left_out"] == [] and [row["accepted"] for row in kept["rows"]] == [None, (most + 1) / drafted]
+    assert "accepted, served" in front_columns(kept) and "accepted, served" not in front_columns(left)
+    # Who is tried is judged as without it, and another policy's drafts say nothing.
+    plain = tuned("plain", 0, "exact_topk:budget=16,dense_layers=0")
+    assert [row | {"accepted": None} for row in kept["rows"]] == plain["rows"] and kept["chosen"] == plain["chosen"]
+    with pytest.raises(SaccadeError, match=f"no candidate reads less .*; left out: {line}"):
+        tuned("none", most, spec, budgets="16")
+    with pytest.raises(SaccadeError, match=r"--acceptance .*served.json is valid only without --task"):
+        tuned("task", most, spec, task="mine.jsonl", agreement=None, quality=0.5)

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
+from ..adapters.hf.probe import clean
 from ..adapters.hf.support import against_rewinding
 from ..errors import PolicyError
 from ..eval.entry import at_budget, known
+from ..eval.interval import wilson
 from ..methods.method import Known
 from ..methods.policy import Policy
 from ..methods.registry import policies as registered
+from ..recipes.acceptance import Acceptance
 from ..recipes.recipe import Recipe
 
 SHARES = (4, 8, 16, 32, 64)
@@ -57,3 +60,17 @@ def _at(family: Policy, budget: int, context: int) -> Policy | None:
         return Policy.create(family.name, {**of_row, **family.options.model_dump(exclude_unset=True)})
     filled = at_budget(family, budget)
     return None if isinstance(filled, PolicyError) else filled
+
+
+def served(policy: Policy, told: Iterable[Acceptance]) -> Acceptance | None:
+    """What drafts say of a policy, however it is rectified; of several the one with most, since they may share some."""
+    own = (one for one in told if clean(Policy.from_spec(one.policy)) == clean(policy))
+    return max(own, key=lambda one: one.drafted[0], default=None)
+
+
+def refuted(told: Acceptance, wanted: float) -> bool:
+    """Whether a smaller share of tokens than is wanted were dense attention's, by that share's 95% interval.
+
+    A draft at position 0 is a sparse step behind a dense cache, as the probe's; those behind it are not.
+    """
+    return wilson(told.accepted[0], told.drafted[0])[1] < wanted

@@ -23,8 +23,9 @@ from ..eval.entry import parse_budgets, terms_of
 from ..eval.workers import workers_for
 from ..methods.policy import Policy
 from ..plans.cost import cost_of
+from ..recipes.acceptance import Acceptance
 from ..recipes.recipe import Recipe
-from .candidates import families, ladder, rungs
+from .candidates import families, ladder, refuted, rungs, served
 from .judged import DENSE, Answers, Judged, KeyTokens
 from .layers import PROBED, LayerSearch, LayerSettings
 from .ledger import held
@@ -67,6 +68,7 @@ class TuneSettings:
     agreement: float | None = None
     quality: float | None = None
     minutes: float | None = None
+    acceptance: tuple[Path, ...] = ()
 
     def wanted(self) -> float:
         """The ratio that is promised, or a SaccadeError about what does not go together."""
@@ -76,6 +78,7 @@ class TuneSettings:
         for name, given, other in (
             ("--agreement", self.agreement if task else None, "without --task: questions have a --quality"),
             ("--texts", self.texts if task else None, "without --task: a file of questions has its own"),
+            ("--acceptance", next(iter(self.acceptance), None) if task else None, "without --task: it is of tokens"),
             ("--quality", None if task else self.quality, "with --task FILE.jsonl: texts have an --agreement"),
         ):
             if given is not None:
@@ -104,6 +107,7 @@ class Tuning:
         model: the loaded one.
         minutes: what a run is thought to take.
         begun: how many texts a layer was searched on by a run that this one goes on with; None: it begins.
+        told: what drafts of served policies say of these.
     """
 
     settings: TuneSettings
@@ -118,11 +122,12 @@ class Tuning:
     model: Any = None
     minutes: float | None = None
     begun: int | None = None
+    told: tuple[Acceptance, ...] = ()
 
     @classmethod
     def check(cls, settings: TuneSettings) -> Tuning:
         """Resolve settings, or raise a SaccadeError: one line about the first that is not valid."""
-        wanted, common = settings.wanted(), settings.common
+        wanted, common, told = settings.wanted(), settings.common, tuple(map(Acceptance.read, settings.acceptance))
         target = Target.check(common)
         subject, positions = target.subject, target.subject.positions
         problems = FileProblems(subject.tokenizer, Path(common.task), positions=positions) if common.task else None
@@ -147,7 +152,7 @@ class Tuning:
             texts = Texts.of(settings.texts, context, budgets, positions)
             wants = SEARCHING + texts_needed(wanted, TOLD, margin=MARGIN)
             judged = KeyTokens(target, texts, tuple(texts.passages(subject.tokenizer, wants)))
-        order = numpy.random.default_rng(common.seed).permutation(len(judged)).tolist()
+        order = tuple(numpy.random.default_rng(common.seed).permutation(len(judged)).tolist())
         search = None
         if not settings.policies and known.reselect is None and context >= Passage(()).shortest:
             fitting = [budget for budget in budgets if TIMES * budget <= context] or [context // TIMES]
@@ -157,7 +162,7 @@ class Tuning:
         most = len(tried) + (2 + bool(problems)) * (search is not None)
         total = min(wants, len(judged))
         begun = None if search is None or problems else held(search.target.settings.output_dir / PROBED, "count")
-        found = cls(settings, wanted, target, budgets, judged, tuple(order), total, search, most, begun=begun)
+        found = cls(settings, wanted, target, budgets, judged, order, total, search, most, begun=begun, told=told)
         found._refuse_few(len(judged), "there are")
         return found
 
@@ -247,21 +252,22 @@ class Tuning:
             searched = Recipe.read(search.target.recipe_path)
             found, scores = {**recipe.found, **searched.found}, {**recipe.scores, **searched.scores}
             recipe = replace(recipe, reselect=searched.reselect, found=found, scores=scores)
-        ladders, dense_bytes = self._ladders(model, recipe)
+        ladders, dense_bytes, left = self._ladders(model, recipe)
         with self.judged.sweep(model) as sweep:
             first, others = replace(sweep, part=self.searching), replace(sweep, part=self.judging)
-            results = self._results(ladders, first, others, advance) | {"dense_bytes": dense_bytes}
+            results = self._results(ladders, first, others, advance)
+        results |= {"dense_bytes": dense_bytes, "left_out": left}
         written = self.target.write_results(RESULTS, results)
         self._write(written, recipe)
         return written
 
-    def _ladders(self, model: Any, recipe: Recipe) -> tuple[Ladders, float]:
-        """Every family's specs that cost less than dense attention, and its bytes per token."""
+    def _ladders(self, model: Any, recipe: Recipe) -> tuple[Ladders, float, list[str]]:
+        """Every family's specs that cost less than dense attention, its bytes per token, and who is left out."""
         shape, common = self.target.subject.shape, self.target.settings
         itemsize = torch.finfo(self.target.subject.dtype).bits // 8
         weight_bytes = weights_read(model, self.settings.batch) * itemsize
         states = state_bytes(model.config, self.target.subject.dtype)
-        ladders, dense = dict[str, Mapping[str, float]](), 0.0
+        ladders, dense, left = dict[str, Mapping[str, float]](), 0.0, list[str]()
         for family in _families(recipe, self.settings):
             members = {}
             for policy in rungs(family, self.budgets, common.context):
@@ -269,14 +275,18 @@ class Tuning:
                     policy.plan(shape), policy.rectify, shape, context=common.context, batch=self.settings.batch,
                     kv_itemsize=itemsize, weight_bytes=weight_bytes, state_bytes=states,
                 )  # fmt: skip
-                dense = cost.dense_total
-                if cost.total < dense:
+                dense, told = cost.dense_total, served(policy, self.told)
+                if cost.total < dense and told and refuted(told, self.wanted):
+                    kept = f"{told.accepted[0]:,} of {told.drafted[0]:,}"
+                    left.append(f"{policy}: {kept} first drafts were accepted, as of {told.date}")
+                elif cost.total < dense:
                     members[str(policy)] = cost.total
             if members:
                 ladders[str(family)] = dict(sorted(members.items(), key=lambda member: -member[1]))
         if not ladders:
-            raise SaccadeError(f"at a context of {common.context} no candidate reads less than dense attention")
-        return ladders, dense
+            why = f"; left out: {'; '.join(left)}" if left else ""
+            raise SaccadeError(f"at a context of {common.context} no candidate reads less than dense attention{why}")
+        return ladders, dense, left
 
     def _results(self, ladders: Ladders, first: Sweep, others: Sweep, advance: Callable[[str], None]) -> dict[str, Any]:
         """Try all candidates on the texts that search, and judge some on the others: what stands in `tune.json`."""
@@ -298,8 +308,9 @@ class Tuning:
             return "behind a failed one" if spec in told else "not judged"
 
         def verdict(spec: str) -> dict[str, Any]:
-            found = verdicts.get(spec)
-            return {"ratio": found and found.ratio, "shown": found and found.shown}
+            found, told = verdicts.get(spec), served(Policy.from_spec(spec), self.told)
+            shares = {"ratio": found and found.ratio, "shown": found and found.shown}
+            return {**shares, "accepted": told and told.chances[0]}
 
         return {
             "measure": self.judged.option,

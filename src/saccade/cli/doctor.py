@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated, NamedTuple
 
 import typer
 
-from ..errors import install
+from ..errors import SaccadeError, install
+from .options import words
 
 
 class Finding(NamedTuple):
@@ -19,30 +21,64 @@ class Finding(NamedTuple):
 
 def doctor(
     model: Annotated[str | None, typer.Argument(metavar="DIR_OR_HUB_ID", help="Say which recipe it has, too.")] = None,
+    server: Annotated[
+        str | None, words("URL", "Say what became of a running server's drafts, too; such as http://127.0.0.1:8000.")
+    ] = None,
+    json: Annotated[
+        Path | None, words("FILE", "With --server: write that there, for `saccade tune --acceptance`.")
+    ] = None,
 ) -> None:
     """Say in ten lines what is installed, which kernels run where, and what is missing.
 
-    Nothing is changed or compiled, and nothing downloaded but a hub id's configuration and recipe.
+    Nothing is changed or compiled, and nothing downloaded but a hub id's configuration and recipe. Of a server its
+    /metrics are read, once.
 
-    Example:
+    Examples:
 
       saccade doctor ./Qwen3-8B
+
+      saccade doctor --server http://127.0.0.1:8000 --json acceptance.json
     """
     from .terminal import output
 
+    if json is not None and server is None:
+        raise SaccadeError(f"--json {json} is valid only with --server URL")
+    lines = findings(model)
+    if server is not None:
+        lines += _server(server, json)
     console = output()
-    for name, found, advice in findings(model):
+    for name, found, advice in lines:
         console.print(f"{name:<14}{found}", highlight=False, markup=False, soft_wrap=True)
         if advice:
             console.print(f"{'':<14}→ {advice}", highlight=False, markup=False, soft_wrap=True, style="yellow")
 
 
 def findings(model: str | None = None) -> list[Finding]:
-    """All lines, in order; the last is on a model, if one is named."""
+    """All lines on this machine, in order; the last is on a model, if one is named."""
     from ..recipes.kept import known
 
     recipe = [] if model is None else [Finding("recipe", *known(model))]
     return [*_versions(), *_processor(), *_accelerator(), *_extras(), _vllm(), *recipe]
+
+
+def _server(url: str, json: Path | None) -> list[Finding]:
+    """What dense passes of a running server say of its drafts; one policy's are written, if a file is named."""
+    from ..adapters.vllm.metrics import drafts_of
+
+    found, cycles = drafts_of(url)
+    if json is not None:
+        if len(found) != 1:
+            raise SaccadeError(f"--json {json} takes drafts of one policy: {url} has verified those of {len(found)}")
+        found[0].write(json)
+    advice = "no draft was verified yet: drafts come with rectify=N:verify, as requests decode"
+    lines = [Finding("server", url, "" if found else advice)]
+    for one in found:
+        total, cycled = sum(one.drafted), one.drafted[0]
+        share = f"{total:,} verified, {sum(one.accepted) / total:.1%} accepted, {total / cycled:.2f} per drafting cycle"
+        chances = ", ".join(f"{chance:.3f}" for chance in one.chances)
+        lines += [Finding("drafts", f"{one.policy}: {share}"), Finding("chance", f"by position, from 0: {chances}")]
+    told = ", ".join(f"{count:,} of {drafts}" for drafts, count in cycles.items())
+    return [*lines, *([Finding("cycles", f"steps by drafts of a row: {told}")] if told else [])]
 
 
 def _versions() -> list[Finding]:

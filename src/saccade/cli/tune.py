@@ -6,15 +6,12 @@ from pathlib import Path
 from typing import Annotated
 
 from .calibrate import run_and_show
-from .options import Device, Dtype, Model, OutputDir, RecipePath, Seed, Threads, count, number, words
+from .options import Device, Dtype, Model, OutputDir, RecipePath, Seed, Texts, Threads, count, number, words
 
 
 def tune(
     model: Model = None,
-    texts: Annotated[
-        Path | None,
-        words("FILE_OR_DIR", "Texts to read, UTF-8; such as the model will be used on. Default: Python's library."),
-    ] = None,
+    texts: Texts = None,
     agreement: Annotated[
         float | None,
         number("SHARE", "Key tokens, at least, whose likeliest token stays dense attention's. Default: 0.95."),
@@ -34,6 +31,14 @@ def tune(
     ] = None,
     quality: Annotated[
         float | None, number("RATIO", "With --task: least ratio of its right answers to dense attention's.")
+    ] = None,
+    acceptance: Annotated[
+        list[Path] | None,
+        words(
+            "FILE",
+            "What `saccade doctor --server URL --json FILE` wrote of a server of greedy requests; once per file. A "
+            "policy whose first drafts were accepted too rarely is not tried.",
+        ),
     ] = None,
     policy: Annotated[
         list[str] | None,
@@ -76,7 +81,9 @@ def tune(
 
     quiet_libraries()
     shared = TargetSettings(model, task or "", context or 0, 0, output_dir, recipe, device, dtype, seed, threads)
-    settings = TuneSettings(shared, tuple(policy or ()), budgets, batch, texts, agreement, quality, minutes)
+    settings = TuneSettings(
+        shared, tuple(policy or ()), budgets, batch, texts, agreement, quality, minutes, tuple(acceptance or ())
+    )
     tuning = Tuning.check(settings).timed()
     say(output(), tuning.design)
     run_and_show(tuning, front_table, tune_report)

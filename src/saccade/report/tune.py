@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from textwrap import fill as fill_text
 from typing import Any
 
@@ -39,7 +39,7 @@ def front_rows(results: Mapping[str, Any]) -> list[Row]:
 def front_columns(results: Mapping[str, Any]) -> Columns:
     """Headers, and what stands below them for a row of `front_rows`; what decides comes first."""
     unit, size = _unit(results["rows"])
-    columns: Columns = {
+    columns: dict[str, Callable[[Row], str]] = {
         # Once is enough.
         "policy": lambda row: row["label"] if row["first"] else "",
         "budget": lambda row: row["rung"],
@@ -49,6 +49,8 @@ def front_columns(results: Mapping[str, Any]) -> Columns:
         "judged": lambda row: number(row["ratio"], "{:.4f}"),
         "searched": lambda row: f"{row['searched']:.4f}",
     }
+    if any(row.get("accepted") is not None for row in results["rows"]):
+        columns["accepted, served"] = lambda row: number(row["accepted"], "{:.4f}")
     # Bytes per token count the index too.
     return {name: cell for name, cell in with_terms(columns, results["rows"], "at least").items() if name != READ}
 
@@ -80,6 +82,7 @@ def front_notes(results: Mapping[str, Any]) -> list[str]:
         f"{texts['searched']:,} texts chose who is judged, {texts['judged']:,} others judged, from the best candidate "
         f"down to the first that failed; without a loss these show {results['best_shown']:.4f}",
     ]
+    notes += [f"left out: {line}" for line in results.get("left_out", ())]
     if results["best_shown"] < results["wanted"]:
         notes.append("that is less than the promise, so nobody was judged: more texts may show it")
     if results["n"]:

@@ -1,4 +1,4 @@
-"""Figures `saccade_*` on vLLM's own `/metrics`, by prometheus_client's multi-process mode.
+"""Figures `saccade_*` on vLLM's own `/metrics`, by prometheus_client's multi-process mode; and their reader.
 
 vLLM's statistics object has no field for a plugin. In multi-process mode every process keeps its figures in files of
 one folder, and `/metrics` adds up what lies in the folder: it is all that has to be shared. Its name has to be in the
@@ -9,6 +9,7 @@ nothing is exported.
 from __future__ import annotations
 
 import fcntl
+import json
 import logging
 import os
 import shutil
@@ -16,16 +17,21 @@ import threading
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
+from datetime import date
 from functools import cache
+from http.client import HTTPException
+from importlib.util import find_spec
 from pathlib import Path
 from tempfile import TemporaryDirectory, gettempdir
 from typing import Any
+from urllib.request import urlopen
 
 from torch import Tensor
 
 from ...decode.counters import Counters
 from ...decode.recall import MeanRecall, RecallObserver
 from ...errors import ServingError
+from ...recipes.acceptance import Acceptance
 
 logger = logging.getLogger("vllm.saccade")
 
@@ -287,3 +293,48 @@ class StepMetrics:
                     metric(name).observe((total - before) / self._measured)
             self._recalled_before = recalled
         self._measured_before, self._measured = count, 0
+
+
+def drafts_of(server: str) -> tuple[list[Acceptance], dict[int, int]]:
+    """Drafts of every policy that has some verified, and steps by how many drafts a row has, where that adapts.
+
+    `server` is asked once; it is an address such as `http://127.0.0.1:8000`.
+
+    Raises:
+        ServingError: no address, no answer, an answer without saccade's figures, or no prometheus_client here.
+        PolicyError: figures that do not go together.
+    """
+    if find_spec("prometheus_client") is None:
+        raise ServingError("--server needs prometheus_client: pip install prometheus_client")
+    from prometheus_client.parser import text_string_to_metric_families
+
+    address = server.rstrip("/").removesuffix("/metrics") + "/metrics"
+    if not address.startswith(("http://", "https://")):
+        raise ServingError(f"--server {server!r} is not valid: an address such as http://127.0.0.1:8000")
+    try:
+        with urlopen(address, timeout=10) as answer:
+            text = answer.read().decode(errors="replace")
+    except (OSError, HTTPException, ValueError) as error:
+        raise ServingError(f"{address} does not answer: {str(error).strip('<>')}") from None
+    try:
+        samples = [sample for family in text_string_to_metric_families(text) for sample in family.samples]
+    except ValueError:
+        samples = []
+    if not any(one.name.startswith("saccade_") for one in samples):
+        raise ServingError(f"{address} has no figures saccade_*: no server of saccade's, or one that exports none")
+
+    def counts(name: str, label: str, **labels: str) -> dict[int, int]:
+        """A counter by a label that holds numbers, in their order."""
+        own = (one for one in samples if one.name == f"saccade_{name}_total" and labels.items() <= one.labels.items())
+        return dict(sorted((int(one.labels[label]), int(one.value)) for one in own))
+
+    models = {one.labels["model_name"] for one in samples if "model_name" in one.labels}
+    told = {"version": 1, "model": models.pop() if len(models) == 1 else None, "date": date.today().isoformat()}
+    found = []
+    for spec in sorted({one.labels["policy"] for one in samples if one.name == "saccade_drafted_tokens_total"}):
+        drafted, accepted = (counts(f"{what}_tokens", "position", policy=spec) for what in ("drafted", "accepted"))
+        places = [place for place, count in drafted.items() if count]
+        if places:
+            both = {"drafted": [drafted[one] for one in places], "accepted": [accepted.get(one, 0) for one in places]}
+            found.append(Acceptance.from_json(json.dumps({**told, "policy": spec, **both}), address))
+    return found, counts("cycles", "drafts")
