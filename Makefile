@@ -38,7 +38,7 @@ ENGINES := --numprocesses auto --no-loadscope-reorder --dist loadscope
 # Beside the version of constraints.txt: `saccade.checkpoints.versions.TRIED` names them all.
 OTHERS := transformers==4.57.6 transformers==5.24.0
 CONTRACT := tests/test_readme.py $(patsubst %,tests/adapters/test_%.py,effect equality model_types rectify window shared_layers) \
-	-k "(same_tokens and tidal and sparse) or readme or effect or test_page or (rewritten and hand) or wanted"
+	-m "" -k "(same_tokens and tidal and sparse) or readme or effect or test_page or (rewritten and hand) or wanted"
 # Python compiles the modules that are used at their first import; compiling all costs most of the setup's time.
 PIP := $(RUN) -m pip --disable-pip-version-check --no-input
 INSTALL := $(PIP) install -qq --no-compile
