@@ -104,6 +104,10 @@ def test_servers_that_tell_nothing(serving: Serving, monkeypatch: pytest.MonkeyP
         assert "\n" not in str(refused.value)
     with pytest.raises(PolicyError, match=f"{other}/metrics: unknown policy 'foresight'"):
         metrics.drafts_of(serving("foresight:verify=8"))
+    for name, label, count in (("drafted_tokens", "position", "NaN"), ("cycles", "drafts", "1")):
+        figures = f'saccade_{name}_total{{policy="tidal",{label}="x"}} {count}\n'
+        with pytest.raises(ServingError, match=f"saccade_{name}_total has counts by {label} that are not valid"):
+            metrics.drafts_of(serving(text=figures.encode()))
     monkeypatch.setattr(metrics, "find_spec", lambda _: None)
     with pytest.raises(ServingError, match="needs prometheus_client: pip install prometheus_client"):
         metrics.drafts_of(other)

@@ -301,8 +301,7 @@ def drafts_of(server: str) -> tuple[list[Acceptance], dict[int, int]]:
     `server` is asked once; it is an address such as `http://127.0.0.1:8000`.
 
     Raises:
-        ServingError: no address, no answer, an answer without saccade's figures, or no prometheus_client here.
-        PolicyError: figures that do not go together.
+        SaccadeError: no address, no answer, no figures of saccade's or none that go together, or no prometheus_client.
     """
     if find_spec("prometheus_client") is None:
         raise ServingError("--server needs prometheus_client: pip install prometheus_client")
@@ -316,25 +315,26 @@ def drafts_of(server: str) -> tuple[list[Acceptance], dict[int, int]]:
             text = answer.read().decode(errors="replace")
     except (OSError, HTTPException, ValueError) as error:
         raise ServingError(f"{address} does not answer: {str(error).strip('<>')}") from None
-    try:
-        samples = [sample for family in text_string_to_metric_families(text) for sample in family.samples]
-    except ValueError:
-        samples = []
+    samples = list[Any]()
+    with suppress(ValueError):
+        samples += [sample for family in text_string_to_metric_families(text) for sample in family.samples]
     if not any(one.name.startswith("saccade_") for one in samples):
         raise ServingError(f"{address} has no figures saccade_*: no server of saccade's, or one that exports none")
 
     def counts(name: str, label: str, **labels: str) -> dict[int, int]:
         """A counter by a label that holds numbers, in their order."""
         own = (one for one in samples if one.name == f"saccade_{name}_total" and labels.items() <= one.labels.items())
-        return dict(sorted((int(one.labels[label]), int(one.value)) for one in own))
+        try:
+            return dict(sorted((int(one.labels[label]), int(one.value)) for one in own))
+        except (KeyError, ValueError, OverflowError):
+            raise ServingError(f"{address}: saccade_{name}_total has counts by {label} that are not valid") from None
 
     models = {one.labels["model_name"] for one in samples if "model_name" in one.labels}
     told = {"version": 1, "model": models.pop() if len(models) == 1 else None, "date": date.today().isoformat()}
     found = []
-    for spec in sorted({one.labels["policy"] for one in samples if one.name == "saccade_drafted_tokens_total"}):
+    for spec in sorted({one.labels.get("policy", "") for one in samples if one.name == "saccade_drafted_tokens_total"}):
         drafted, accepted = (counts(f"{what}_tokens", "position", policy=spec) for what in ("drafted", "accepted"))
-        places = [place for place, count in drafted.items() if count]
-        if places:
+        if places := [place for place, count in drafted.items() if count]:
             both = {"drafted": [drafted[one] for one in places], "accepted": [accepted.get(one, 0) for one in places]}
             found.append(Acceptance.from_json(json.dumps({**told, "policy": spec, **both}), address))
     return found, counts("cycles", "drafts")
