@@ -104,7 +104,7 @@ def test_servers_that_tell_nothing(serving: Serving, monkeypatch: pytest.MonkeyP
         assert "\n" not in str(refused.value)
     with pytest.raises(PolicyError, match=f"{other}/metrics: unknown policy 'foresight'"):
         metrics.drafts_of(serving("foresight:verify=8"))
-    for name, label, count in (("drafted_tokens", "position", "NaN"), ("cycles", "drafts", "1")):
+    for name, label, at, count in (("drafted_tokens", "position", 0, "NaN"), ("cycles", "drafts", "x", 1)):
         figures = f'saccade_{name}_total{{policy="tidal",{label}="x"}} {count}\n'
         with pytest.raises(ServingError, match=f"saccade_{name}_total has counts by {label} that are not valid"):
             metrics.drafts_of(serving(text=figures.encode()))
