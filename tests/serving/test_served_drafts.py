@@ -105,7 +105,7 @@ def test_servers_that_tell_nothing(serving: Serving, monkeypatch: pytest.MonkeyP
     with pytest.raises(PolicyError, match=f"{other}/metrics: unknown policy 'foresight'"):
         metrics.drafts_of(serving("foresight:verify=8"))
     for name, label, at, count in (("drafted_tokens", "position", 0, "NaN"), ("cycles", "drafts", "x", 1)):
-        figures = f'saccade_{name}_total{{policy="tidal",{label}="x"}} {count}\n'
+        figures = f'saccade_{name}_total{{policy="tidal",{label}="{at}"}} {count}\n'
         with pytest.raises(ServingError, match=f"saccade_{name}_total has counts by {label} that are not valid"):
             metrics.drafts_of(serving(text=figures.encode()))
     monkeypatch.setattr(metrics, "find_spec", lambda _: None)
