@@ -26,7 +26,7 @@ from saccade.methods.policy import Policy
 from walking import among
 
 COMMON, FED = 92, 13  # no multiples of a page; what is fed comes to another page
-BUDGET = 24
+BUDGET = 25
 EXACT = 1e-4
 """Of logits near 10: attention sums in float32, whose rounding, 6e-8, some 100 tokens and 5 layers make 2e-5 where both
 sides sum in other orders; a token more or less in a set is 1e-2."""
@@ -219,7 +219,7 @@ def test_layers_of_other_kinds(name: str) -> None:
     assert (one - five)[1:5].abs().max() > 1e-6 or shape_of(model.config).sources
 
 
-@pytest.mark.parametrize("spec", ["dense", POLICY, f"less_is_more:budget={BUDGET},reselect=3", "streaming:budget=24"])
+@pytest.mark.parametrize("spec", ["dense", POLICY, f"less_is_more:budget={BUDGET},reselect=3", f"streaming:budget={BUDGET}"])
 def test_a_graph_of_a_step_is_steps_in_a_row(spec: str, model: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Rows end where their last key token is: some leave, and the others go on in a graph of another shape."""
     monkeypatch.setattr(probing, "KEY", 0.5)
