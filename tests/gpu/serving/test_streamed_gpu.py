@@ -1,7 +1,8 @@
 """Lossless servers as users see them: streams that come and go, a third of them cancelled, on one device and on two.
 
-`SACCADE_STREAMED=FOLDER` names a model other than the bundled one, `SACCADE_STREAMED_POLICY` its policy. Answers are
-held against stock vLLM, and how often they differ against stock that drafts from n-grams: see test_lossless_gpu.py.
+`SACCADE_STREAMED=FOLDER` names a model other than the bundled one, `SACCADE_STREAMED_POLICY` its policy,
+`SACCADE_STREAMED_CACHE` how keys and values are kept (fp8_e4m3). Answers are held against stock vLLM, and how often
+they differ against stock that drafts from n-grams: see test_lossless_gpu.py.
 """
 
 from __future__ import annotations
@@ -39,6 +40,7 @@ SETTINGS = {
     "model": MODEL,
     "served-model-name": "served",
     "dtype": "bfloat16",
+    "kv-cache-dtype": os.environ.get("SACCADE_STREAMED_CACHE", "auto"),
     "seed": 0,
     "max-model-len": 2048,
     "max-num-seqs": ROWS,
@@ -98,10 +100,10 @@ class Asked:
 @pytest.fixture(scope="module", params=range(1, min(torch.cuda.device_count(), 2) + 1), ids="{} devices".format)
 def asked(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Asked]:
     """All servers start side by side, and are asked one after the other."""
-    os.environ["VLLM_BATCH_INVARIANT"] = "1"
     given = {**SETTINGS, "tensor-parallel-size": request.param}
     arguments = [str(part) for name, value in given.items() for part in (f"--{name}", value)]
     with ExitStack() as stack, ThreadPoolExecutor() as pool:
+        stack.enter_context(pytest.MonkeyPatch.context()).setenv("VLLM_BATCH_INVARIANT", "1")
 
         def started(name: str) -> Running:
             program, more = SERVERS[name]
@@ -112,7 +114,6 @@ def asked(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
         heard = {name: asyncio.run(streams(server)) for name, server in servers.items()}
         idle = {name: eventually(server.idle) for name, server in servers.items()}
         yield Asked(heard, {name: server.metrics() for name, server in servers.items()}, idle)
-    del os.environ["VLLM_BATCH_INVARIANT"]
 
 
 def gaps(mine: list[Heard], stock: list[Heard]) -> list[float]:
@@ -131,7 +132,7 @@ def test_streams_are_whole_or_cancelled(asked: Asked) -> None:
     for name, heard in asked.heard.items():
         for number, (one, (_, _, most)) in enumerate(zip(heard, ASKS, strict=True)):
             came = len(one.tokens)
-            assert (most / 2 <= came <= most) if number % 3 == 2 else came == most, (name, number)
+            assert (most / 2 <= came < most) if number % 3 == 2 else came == most, (name, number)
         assert asked.idle[name], name
 
 
