@@ -68,7 +68,7 @@ def _joined(settings: WholeTree, kv: KVView, edges: Tensor, held: LazyTree) -> L
     if len(edges) - 1 == held.chunks:
         return held
     new = edges[held.chunks :]
-    keys = chunk_keys(kv, new[None], longest=settings.chunk_max, pooling=settings.pooling)[0]
+    keys = chunk_keys((kv,), new[None], longest=settings.chunk_max, pooling=settings.pooling)[0, 0]
     own: dict[str, Any] = {name: tensor.clone() for name, tensor in held.tensors().items()}
     tree = replace(held, **own, weights=held.weights.clone(), chunks=len(edges) - 1)
     members = _insert(tree, keys, new.diff().tolist(), held.chunks)

@@ -94,7 +94,7 @@ def built(settings: ClusterSettings, kv: KVView, edges: Tensor) -> ClusterTree:
     """The tree of all chunks between `edges` `[C + 1]` of the only row."""
     chunks = len(edges) - 1
     whole = replace(settings, replant=chunks)
-    keys = chunk_keys(kv, edges[None], longest=whole.chunk_max, pooling=whole.pooling)[None]
+    keys = chunk_keys((kv,), edges[None], longest=whole.chunk_max, pooling=whole.pooling)
     slot = torch.zeros(1, dtype=torch.int64, device=edges.device)
     groups = Groups.of(whole, slot, slot, edges[None], slot + chunks)
     trees = empty_trees(whole, KeySizes.of(kv), 1, edges[None].clone(), edges[-1:].clone())

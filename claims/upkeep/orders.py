@@ -34,7 +34,8 @@ def search(index: ClusterLayer | WholeTreeLayer, q: Tensor, kv: KVView, order: O
     query = q[0].double().unflatten(0, (kv.kv_heads, -1)).mean(dim=1)
     near = None
     if order == "query":
-        near = chunk_keys(kv, tree.edges[:, : len(edges)], longest=settings.chunk_max, pooling=settings.pooling)[0]
+        cut = tree.edges[:, : len(edges)]
+        near = chunk_keys((kv,), cut, longest=settings.chunk_max, pooling=settings.pooling)[0, 0]
     sets = []
     for head in range(kv.kv_heads):
         room = settings.budget - settings.sinks - (length - end)

@@ -219,7 +219,9 @@ def test_layers_of_other_kinds(name: str) -> None:
     assert (one - five)[1:5].abs().max() > 1e-6 or shape_of(model.config).sources
 
 
-@pytest.mark.parametrize("spec", ["dense", POLICY, f"less_is_more:budget={BUDGET},reselect=3", f"streaming:budget={BUDGET}"])
+@pytest.mark.parametrize(
+    "spec", ["dense", POLICY, f"less_is_more:budget={BUDGET},reselect=3", f"streaming:budget={BUDGET}"]
+)
 def test_a_graph_of_a_step_is_steps_in_a_row(spec: str, model: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Rows end where their last key token is: some leave, and the others go on in a graph of another shape."""
     monkeypatch.setattr(probing, "KEY", 0.5)

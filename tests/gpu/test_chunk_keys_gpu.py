@@ -23,12 +23,12 @@ def test_against_float64(layout: str, head_dim: int) -> None:
 def test_no_host_synchronisation() -> None:
     kv = moved_cache(make_case(layout="paged", lengths=[300, 20], kv_heads=2, group=1, head_dim=64, padding=1).kv)
     edges = table([[1, 9, 9, 200], []], "cuda")
-    wanted = chunk_keys(kv, edges, longest=191)
+    wanted = chunk_keys((kv,), edges, longest=191)
     torch.cuda.synchronize()
     torch.cuda.set_sync_debug_mode("error")
     try:
-        found = chunk_keys(kv, edges, longest=191)
-        chunk_keys(kv, edges, longest=191, pooling="max")
+        found = chunk_keys((kv,), edges, longest=191)
+        chunk_keys((kv,), edges, longest=191, pooling="max")
     finally:
         torch.cuda.set_sync_debug_mode("default")
     assert found.equal(wanted)

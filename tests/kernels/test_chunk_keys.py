@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from itertools import pairwise
+from typing import Any
 
 import numpy as np
 import pytest
@@ -19,8 +20,8 @@ from torch import Tensor
 from saccade.errors import KernelError
 from saccade.kernels._dispatch import Implementation
 from saccade.kernels._native.library import library
-from saccade.kernels.chunk_keys import reference
-from saccade.kernels.chunk_keys.api import ChunkPooling, chunk_keys, token_keys
+from saccade.kernels.chunk_keys import api, reference
+from saccade.kernels.chunk_keys.api import ChunkPooling, token_keys
 from saccade.types import KVView, Rows
 
 poolings = st.sampled_from(("mean", "max"))
@@ -33,6 +34,10 @@ def table(edges: list[list[int]], device: str = "cpu") -> Tensor:
     width = max(2, *map(len, edges))
     rows = [row or [10**6] for row in edges]
     return torch.tensor([row + row[-1:] * (width - len(row)) for row in rows], dtype=torch.int32, device=device)
+
+
+def chunk_keys(kv: KVView, edges: Tensor, **options: Any) -> Tensor:
+    return api.chunk_keys((kv,), edges, **options)[0]
 
 
 def longest_of(edges: list[list[int]]) -> int:

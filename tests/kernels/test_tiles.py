@@ -138,7 +138,7 @@ def test_chunk_keys_are_those_of_rows(monkeypatch: pytest.MonkeyPatch) -> None:
     for page in PAGES:
         case = columns(page, torch.bfloat16)
         edges = int32([[0, 1, 9, 40, page + 140], [0, 5, 5, 30, 83], [0, 0, 1, 3, 3]])
-        found = [chunk_keys(kv, edges, longest=300, implementation="native") for kv in (case.kv, in_tiles(case.kv))]
+        found = [chunk_keys((kv,), edges, longest=300, implementation="native") for kv in (case.kv, in_tiles(case.kv))]
         assert torch.equal(*found)
 
 

@@ -148,8 +148,11 @@ class StepMetrics:
     every step (`pause` 0); on an accelerator at most once in `pause` seconds, and once when no step has come for as
     long: nobody says that a batch was the last one.
 
-    `layers` are those that a policy concerns, None: all that are counted.
+    `layers` are those that a policy concerns, None: all that are counted. While `starting` no step is counted, and no
+    thread reads the device, which would break a graph that is captured.
     """
+
+    starting = False
 
     def __init__(
         self, counters: Counters, recall: RecallObserver | None, pause: float, layers: Sequence[int] | None = None
@@ -176,6 +179,8 @@ class StepMetrics:
 
         Those of `dense` attend to everything, because the budget covers them or in a dense pass.
         """
+        if self.starting:
+            return
         self._latest, self._noted = time.monotonic(), (selecting, dense)
         with self._lock:
             if not self._ours or (self._pause and self._latest - self._read >= self._pause):
@@ -193,6 +198,8 @@ class StepMetrics:
 
     def verified(self, policy: str, drafts: Tensor) -> None:
         """Note how many drafts a step has verified and kept, by their position: int `[2, k]` on the device."""
+        if self.starting:
+            return
         with self._lock:
             self._verified = policy, drafts if self._verified is None else drafts + self._verified[1]
             # Where no drafts follow, no step of ours reports it.

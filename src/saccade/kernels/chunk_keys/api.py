@@ -21,7 +21,7 @@ ChunkPooling = Literal["mean", "max"]
 
 
 def chunk_keys(
-    kv: KVView,
+    kvs: Sequence[KVView],
     edges: Tensor,
     *,
     longest: int,
@@ -33,8 +33,8 @@ def chunk_keys(
     Nothing is read on the host, unless the edges lie there.
 
     Args:
-        kv: the cache; what is in none of these chunks does not matter.
-        edges: int32 `[B, C + 1]` on the cache's device, ascending logical positions: chunk i of row b is
+        kvs: the caches of L layers whose rows are alike; what is in none of these chunks does not matter.
+        edges: int32 `[B, C + 1]` on the caches' device, ascending logical positions: chunk i of row b is
             `edges[b, i]..edges[b, i + 1]`. Between equal neighbours is no chunk; these may lie outside the row.
         longest: host bound on the tokens of a chunk.
         pooling: "mean" or the elementwise "max".
@@ -43,24 +43,12 @@ def chunk_keys(
             run, else the reference.
 
     Returns:
-        float32 `[B, Hkv, C, d]`; zeros where there is no chunk, and a pooled key of zeros stays zero.
+        float32 `[L, B, Hkv, C, d]`; zeros where there is no chunk, and a pooled key of zeros stays zero.
 
     Raises:
         KernelError: shape or dtype of the edges, an unknown pooling, an implementation that cannot run; and on CPU a
             chunk that lies outside its row or is longer than `longest`.
     """
-    return chunk_keys_of_layers((kv,), edges, longest=longest, pooling=pooling, implementation=implementation)[0]
-
-
-def chunk_keys_of_layers(
-    kvs: Sequence[KVView],
-    edges: Tensor,
-    *,
-    longest: int,
-    pooling: ChunkPooling = "mean",
-    implementation: Implementation = "auto",
-) -> Tensor:
-    """`chunk_keys` of L layers whose rows are cut alike, float32 `[L, B, Hkv, C, d]`; lengths are divided by once."""
     if pooling not in get_args(ChunkPooling):
         raise KernelError(f"chunk_keys: unknown pooling {pooling!r}; use mean or max")
     pooled = torch.stack([_pooled(kv, edges, longest, pooling, implementation) for kv in kvs])

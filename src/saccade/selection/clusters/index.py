@@ -11,7 +11,7 @@ from torch import Tensor
 
 from ...kernels._cluster_tree import ClusterTree, SearchWidths
 from ...kernels._flat import host_bounds
-from ...kernels.chunk_keys.api import chunk_keys_of_layers
+from ...kernels.chunk_keys.api import chunk_keys
 from ...text.table import ChunkTable
 from ...types import Intake, KVView, Rows, Selection
 from ..index import SlotSizes, Views
@@ -103,7 +103,7 @@ class ClusterIndex:
         step = max(TOGETHER // (groups.numbers.numel() * self.trees.radii.shape[2]), 1)
         for start in range(0, len(kvs), step):
             some = kvs[start : start + step]
-            keys = chunk_keys_of_layers(some, groups.edges, longest=settings.chunk_max, pooling=settings.pooling)
+            keys = chunk_keys(some, groups.edges, longest=settings.chunk_max, pooling=settings.pooling)
             planted = plant(keys, groups, settings, self.trees.centroids.dtype)
             write(self.trees, first + start, settings, planted, groups)
 

@@ -12,6 +12,7 @@ from ..checks import refuse_unsupported
 from ..lossless import BY_CHANCE, WORKER
 from ..options import ServeOptions
 from ..vllm_api import check_interfaces
+from .worker import serving_of
 
 if current_platform.is_cpu():
     from vllm.v1.worker.cpu_worker import CPUWorker as Worker
@@ -44,3 +45,14 @@ class LosslessWorker(Worker):
         from .speculator import SelfSpeculator
 
         self.model_runner.speculator = SelfSpeculator(self.vllm_config, self.model_runner)
+
+    def compile_or_warm_up_model(self) -> Any:
+        """vLLM's, whose warm-up drafts for requests of its own right before it captures graphs."""
+        metrics = serving_of(self.vllm_config).metrics
+        if metrics is None:
+            return super().compile_or_warm_up_model()
+        metrics.starting = True
+        done = super().compile_or_warm_up_model()
+        metrics.starting = False
+        metrics.disregard()
+        return done
