@@ -19,6 +19,7 @@ from vllm import LLM, SamplingParams
 from vllm.distributed.parallel_state import cleanup_dist_env_and_memory
 from vllm.inputs import TokensPrompt
 from vllm.model_executor.models import registry
+from vllm.platforms import current_platform
 
 from saccade import sparsify
 from saccade.adapters.vllm.checks import SCHEDULER
@@ -30,6 +31,9 @@ from saccade.methods.policy import Policy
 
 # What a model can do vLLM asks a new process, for the sake of CUDA; each takes 11 s to import it.
 vars(registry)["_run_in_subprocess"] = operator.call
+# Each engine looks for the same kernels through all that is imported, which takes half of its start.
+REBIND = "register_triton_kernel_overrides"
+vars(current_platform)[REBIND] = cache(getattr(current_platform, REBIND))
 
 DEFAULTS: dict[str, Any] = {
     "dtype": "float32",

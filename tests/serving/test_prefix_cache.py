@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from engines import answer_of, answers, greedy, prompts
+from engines import answer_of, greedy, prompt_of, prompts
 from vllm import LLM
 from vllm.inputs import TokensPrompt
 
@@ -27,8 +27,9 @@ def test_a_second_turn_is_what_it_is_without_the_cache(policy: str, visited: LLM
         shared = TokensPrompt(prompt_token_ids=prompt, cache_salt="second turn")
         # The third answer opts out, which the fourth turn finds whole, with the bounds of pages that it has filled.
         params = greedy(steps, extra_args={"saccade": "off"} if turn == 2 else None)
-        output = visited.generate([shared], params, use_tqdm=False)[0]
-        expected = answers(visited, [prompt], params)[0]
+        # Beside each other: a step of two rows takes what a step of one does.
+        output, alone = visited.generate([shared, prompt_of(prompt)], params, use_tqdm=False)
+        expected = answer_of(alone.outputs[0])
         assert answer_of(output.outputs[0]).tokens == expected.tokens
         if turn:
             # Of the last turn: its prompt, and with rectification every whole phase of every + 1 tokens after it.
