@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import gc
 import json
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 import torch
@@ -31,6 +34,14 @@ SETTINGS: dict[str, Any] = {
     "shape": str(model_path()), "contexts": ["96"], "batches": ["1,2"], "threads": ["1"], "dtype": "float32",
     "device": "cpu", "policies": [QUEST, TIDAL], "budgets": ["2048"], "steps": 3, "block": 32,
 }  # fmt: skip
+
+
+@pytest.fixture(autouse=True)
+def _collected_once() -> Iterator[None]:
+    """vLLM collects garbage eight times for each engine: half of what these tests would take."""
+    with patch.object(gc, "collect"):
+        yield
+    gc.collect()
 
 
 def test_vllms_kernel_decodes_beside_other_baselines(tmp_path: Path) -> None:
