@@ -26,7 +26,10 @@ MAX_STARTS = 55
 EVERY_TIME = "not walk"
 VISITING = ("test_one_engine", "test_prefix_cache", "test_rectified_cache", "test_requests")
 """Files whose tests share the engine of their policy."""
-LONG = ("test_adaptive", "test_bench", "test_lossless", "test_server", "test_two_ranks")
+LONG = ("test_lossless", "test_bench", "test_server", "test_two_ranks")
+"""The longest first."""
+SHARED = {"test_adaptive": "test_lossless"}
+"""Files that ask the engines of another one."""
 VISIT: dict[str, Any] = {"max_num_batched_tokens": 512, "enable_prefix_caching": True}
 
 _started = 0
@@ -64,7 +67,8 @@ def visited(all_engines: Engines, policy: str) -> LLM:
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Tests that share an engine run one after the other; a file of a minute begins first, or one worker ends alone."""
-    items.sort(key=lambda item: ((name := group(item.nodeid)) not in LONG, name))
+    longest = {name: place for place, name in enumerate(LONG)}
+    items.sort(key=lambda item: (longest.get(name := group(item.nodeid), len(LONG)), name))
 
 
 class ByEngine(LoadScopeScheduling):  # type: ignore[misc]  # xdist has no types of it
@@ -81,6 +85,7 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> ByEngine:
 def group(nodeid: str) -> str:
     """Whom a test shares an engine, or else a process, with: its policy, its model or its file."""
     file, (_, _, ids) = Path(nodeid.partition("::")[0]).stem, nodeid.partition("[")
+    file = SHARED.get(file, file)
     if file in VISITING and ":" in ids:
         return ids.removesuffix("]").partition("-")[0]
     return f"{file} {ids.partition('-')[0]}" if file == "test_layer_kinds" else file

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import json
 from collections import Counter, deque
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from engines import Engines
-from loads import Heard, hear
 from scheduled import Engine, config, prompt
-from test_lossless import SETTINGS, check_heard, found
+from test_lossless import DRAFTED, SCRIPTED, SETTINGS, by_stock, check_heard, started_every_time
 from vllm.config.compilation import CUDAGraphMode
 from vllm.v1.outputs import DraftTokenIds, ModelRunnerOutput
 from vllm.v1.worker.gpu import cudagraph_utils
@@ -150,33 +148,13 @@ def test_every_batch_has_a_graph_for_each_length(rows: int, monkeypatch: pytest.
             assert desc.num_reqs < count + 8 + count // 4
 
 
-SCRIPT = [0, 1, 4, 2, 0, 0, 7, 1]
-SCRIPTED: tuple[dict[str, Any], ...] = (
-    {"policy": "quest:budget=64", "drafts": 8, "loads": ["small"], "lengths": SCRIPT},
-    {"policy": "lychee_cluster:budget=128", "drafts": 8, "loads": ["small"], "lengths": SCRIPT, "ahead": True},
-)
-"""Engines on model runner V2, and how many tokens each cycle drafts, over and over."""
-
-
-@pytest.fixture(scope="module")
-def scripted() -> dict[tuple[str, int, str], dict[str, Any]]:
-    Engines.started += len(SCRIPTED)
-    return found(json.dumps(SCRIPTED))
-
-
-def small(engine: Any) -> dict[str, Heard]:
-    return hear(engine, "small")
-
-
 @pytest.mark.parametrize("engine", SCRIPTED, ids=["", "ahead"])
-def test_answers_are_those_of_vllm_whatever_is_drafted(
-    engine: dict[str, Any], scripted: Any, all_engines: Engines
-) -> None:
-    one = scripted[engine["policy"], 8, "small"]
-    check_heard(one["heard"], all_engines.by_stock(small, **SETTINGS))
+def test_answers_are_those_of_vllm_whatever_is_drafted(engine: dict[str, Any], all_engines: Engines) -> None:
+    one = started_every_time()[engine["policy"], 8, "small"]
+    check_heard(one["heard"], all_engines.by_stock(by_stock, **SETTINGS)["small"])
     steps = one["steps"]
-    assert steps["lengths"] == (SCRIPT * len(steps["lengths"]))[: len(steps["lengths"])]
-    assert len(steps["lengths"]) > len(SCRIPT) and steps["ahead"] == 1 + bool(engine.get("ahead"))
+    assert steps["lengths"] == (DRAFTED * len(steps["lengths"]))[: len(steps["lengths"])]
+    assert len(steps["lengths"]) > len(DRAFTED) and steps["ahead"] == 1 + bool(engine.get("ahead"))
     assert steps["dense"] == steps["scheduled"] and steps["sparse"] == sum(steps["lengths"])
     assert steps["learned"] == steps["counted"] == [steps["drafted"], steps["accepted"]]
     assert 0 < steps["accepted"] < steps["drafted"]

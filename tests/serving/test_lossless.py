@@ -41,6 +41,12 @@ FEW: dict[str, Any] = {
 TOKENS: dict[str, Any] = {**FEW, "policy": "token_clusters:budget=48,sinks=4", "loads": ["whole:spoiled"]}
 EVERY_TIME = (TIDAL, AHEAD, FEW, TOKENS)
 """A published set, a union, bounds of pages, an index; scheduled ahead, and with too few blocks for all requests."""
+DRAFTED = [0, 1, 4, 2, 0, 0, 7, 1]
+SCRIPTED: tuple[dict[str, Any], ...] = (
+    {"policy": "quest:budget=64", "drafts": 8, "loads": ["small"], "lengths": DRAFTED},
+    {"policy": "lychee_cluster:budget=128", "drafts": 8, "loads": ["small"], "lengths": DRAFTED, "ahead": True},
+)
+"""Of `test_adaptive`, and how many tokens each cycle drafts, over and over; they share what a process imports."""
 
 DRAFTING = [*dict.fromkeys(re.sub(",rectify=[^,]*", "", policy) for policy in POLICIES)]
 
@@ -67,10 +73,15 @@ def found(engines: str) -> dict[tuple[str, int, str], dict[str, Any]]:
     return {(one["policy"], one["drafts"], one["load"]): one for one in told}
 
 
+@cache
+def started_every_time() -> dict[tuple[str, int, str], dict[str, Any]]:
+    Engines.started += len(EVERY_TIME) + len(SCRIPTED)
+    return found(json.dumps(EVERY_TIME + SCRIPTED))
+
+
 @pytest.fixture(scope="module")
 def every_time() -> dict[tuple[str, int, str], dict[str, Any]]:
-    Engines.started += len(EVERY_TIME)
-    return found(json.dumps(EVERY_TIME))
+    return started_every_time()
 
 
 def check_heard(heard: dict[str, Any], expected: dict[str, loads.Heard]) -> None:
