@@ -10,6 +10,7 @@ import pytest
 
 from benchmarks import drafts
 from benchmarks.drafts import AGAIN, PLAIN, TRIED, Drafts, DraftsSettings, drafts_table
+from claims.designs import kinds
 from saccade.checkpoints.bundled import model_path
 from saccade.errors import SaccadeError
 
@@ -65,8 +66,19 @@ class Scripted:
         self.closed += 1
 
 
+texts: dict[Any, dict[str, list[list[int]]]] = {}
+
+
+def texts_by_kind(tokenizer: Any, *sizes: int) -> dict[str, list[list[int]]]:
+    """Of the bundled model; making them is all that takes long here."""
+    if sizes not in texts:
+        texts[sizes] = kinds.texts_by_kind(tokenizer, *sizes)
+    return texts[sizes]
+
+
 def ran(monkeypatch: pytest.MonkeyPatch, now: list[float], **scripts: Scripted) -> tuple[Any, dict[str, Scripted]]:
     monkeypatch.setattr(drafts, "time", SimpleNamespace(perf_counter=lambda: now[0]))
+    monkeypatch.setattr(drafts, "texts_by_kind", texts_by_kind)
     job = Drafts.check(settings())
     engines = {name: scripts.get(name, Scripted(now, 1)) for name in job.engines}
     monkeypatch.setattr(Drafts, "_engine", lambda _, name: engines[name])

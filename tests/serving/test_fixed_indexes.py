@@ -20,6 +20,7 @@ from saccade.selection.clusters import index as index_module
 from saccade.selection.clusters.selector import ClusterSelector
 from saccade.selection.index import KeySizes
 from saccade.types import Rows
+from walking import in_turn
 
 SLOTS, ROWS = 3, 5
 
@@ -77,13 +78,13 @@ class Fixed:
         return [tensor.data_ptr() for tensor in held]
 
 
-@pytest.mark.parametrize("way", [by_host, by_device])
-@pytest.mark.parametrize(("seed", "together"), [(0, index_module.TOGETHER), (1, 1)])
-def test_requests_come_and_go(way: Any, seed: int, together: int, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("way", "planting"), in_turn([by_host, by_device], [(0, index_module.TOGETHER), (1, 1)]))
+def test_requests_come_and_go(way: Any, planting: tuple[int, int], monkeypatch: pytest.MonkeyPatch) -> None:
     """Prompts in chunks and tokens one by one, in slots that others have had; nothing moves in memory.
 
     Planted at once, or row by row and layer by layer.
     """
+    seed, together = planting
     monkeypatch.setattr(index_module, "TOGETHER", together)
     world, numbers = World(seed), random.Random(seed)
     fixed = Fixed(world, way)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import sys
 from functools import partial
 from multiprocessing import get_context
 from typing import Any
+from unittest.mock import patch
 
 from engines import DEFAULTS, answers, greedy, prompts
 from vllm import LLM
@@ -37,5 +39,6 @@ def settings(policy: str, ranks: int) -> dict[str, Any]:
 if __name__ == "__main__":
     # vLLM spawns ranks on a CPU, each of which imports it anew.
     multiproc_executor.get_mp_context = partial(get_context, "fork")
-    engine = LLM(**settings(sys.argv[1], 2))
+    with patch.object(gc, "collect"):  # as in `engines`, and so in the ranks, which begin inside
+        engine = LLM(**settings(sys.argv[1], 2))
     sys.stdout.write("\nTOKENS " + json.dumps(tokens(engine)) + "\n")
