@@ -52,7 +52,7 @@ def test_the_cache_is_that_of_a_dense_prefill(policy: str, visited: LLM) -> None
     for number, prompt in enumerate(prompts(*LENGTHS)):
         inner.add_request(str(number), prompt_of(prompt), greedy(90))
     seen: list[tuple[list[int], int, Tensor]] = []
-    for step in range(64):
+    for step in range(46):
         inner.step()
         if step < 20 or step % 9:
             continue
