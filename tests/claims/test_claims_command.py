@@ -32,7 +32,7 @@ from claims.judging.effects import limits
 from commands import Fails, Invoke
 from saccade.calibrate.ledger import Ledger
 from saccade.eval.reader import Reader
-from walking import walk
+from walking import among, walk
 
 ARMS = ("dense", "tidal:budget=64,heads=query,reselect={layer}", "streaming:budget=64")
 QUESTIONS = Questions(ARMS, lengths=(300, 300), texts=6, asked=2, recall=True)
@@ -133,7 +133,7 @@ def test_a_run_gives_verdict_picture_and_samples(model_folder: Path, ran: Path, 
         (QUESTIONS, (READ,)),
         pytest.param(CONTINUATION, (WORSE, MASS), marks=walk),
         pytest.param(ACCUMULATED, (GAP,), marks=walk),
-        (GENERATION, (LONGER,)),
+        pytest.param(GENERATION, (LONGER,), marks=walk),
     ],
 )
 def test_an_interrupted_run_goes_on(
@@ -169,7 +169,10 @@ def test_an_interrupted_run_goes_on(
         assert run(invoke, model_folder, tmp_path / "run")[0].exit_code == 0
 
 
-@pytest.mark.parametrize(("settings", "test"), [(OVERLAP, SAME), (INDEXING, BUILT), (WATCHED, HIT), (ORDERING, CHOSEN)])
+@pytest.mark.parametrize(
+    ("settings", "test"),
+    among([(OVERLAP, SAME), (INDEXING, BUILT), (WATCHED, HIT), (ORDERING, CHOSEN)], [(OVERLAP, SAME), (WATCHED, HIT)]),
+)
 def test_further_designs_measure_shares(
     invoke: Invoke, model_folder: Path, tmp_path: Path, claimed: Claimed, settings: Design, test: Test
 ) -> None:
@@ -220,6 +223,7 @@ def test_a_text_adds_what_the_rank_correlation_loses_without_it() -> None:
     assert _parts(merits, right / 12) == pytest.approx(wanted, abs=1e-12)
 
 
+@walk
 def test_criteria_are_those_of_the_commit_that_samples_began_in(
     invoke: Invoke, model_folder: Path, ran: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -260,6 +264,7 @@ def test_a_run_is_recorded_where_it_is_asked_for(
     assert done.exit_code == 2 and "exclude each other" in done.stderr
 
 
+@walk
 def test_all_go_on_after_one_that_cannot_be_run(
     invoke: Invoke, model_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, listed: Listed
 ) -> None:

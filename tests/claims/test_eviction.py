@@ -23,6 +23,7 @@ from saccade.eval.context import built_in_contexts
 from saccade.eval.interval import wilson
 from saccade.eval.tokens import encode
 from saccade.methods.policy import Policy
+from walking import walk
 
 SNAP = Cell("SnapKVPress", "context", 16)
 COLUMNS = {"context", "question", "answer_prefix", "answer", "max_new_tokens"}
@@ -123,6 +124,7 @@ def test_the_ratio_keeps_the_budget_as_kvpress_rounds(budget: int) -> None:
     assert kept == {budget}
 
 
+@walk
 def test_a_question_read_densely_is_as_a_longer_context(model: Any, tokenizer: Any, prompts: list[Prompt]) -> None:
     # One whose sets depend on the text, one on positions, one on which steps were decoded.
     policies = [Policy.from_spec(spec) for spec in ("lychee_cluster:budget=64", "streaming:budget=8", "resa:rectify=4")]
@@ -259,6 +261,7 @@ def test_a_run_joins_both_sides(invoke: Invoke, model_folder: Path, tmp_path: Pa
     assert "| kvpress | `TOVAPress` | `context` | 0/3 (0%–56%), 70 | - | - |" in section(results)
 
 
+@walk
 def test_a_failure_of_the_other_side_is_told(invoke: Invoke, model_folder: Path, tmp_path: Path) -> None:
     files = ("--output-dir", tmp_path / "exchange", "--json", tmp_path / "eviction.json")
     result = invoke("eviction", "--kvpress", stand_in(tmp_path, 3), "--model", model_folder, *SMALL, *files)

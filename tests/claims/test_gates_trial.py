@@ -38,7 +38,7 @@ from saccade.types import ModelShape
 from walking import walk
 
 SMALL = (
-    "--target-heads", "4", "--steps", "12", "--seeds", "2", "--lengths", "128,140", "--asked", "2", "--every", "4",
+    "--target-heads", "4", "--steps", "12", "--seeds", "1", "--lengths", "128,140", "--asked", "2", "--every", "4",
     "--rate", "0.3", "--device", "cpu",
 )  # fmt: skip
 FOUR = ("--variants", "letter,share,direct,code")
@@ -74,7 +74,7 @@ def test_a_trial_gives_traces_and_answers(
     results = read(tmp_path)
     assert results["complete"] and results["target"] == 2
     assert [(run["variant"], run["seed"]) for run in results["runs"]] == [
-        (name, seed) for name in ("letter", "direct", "share", "code") for seed in (0, 1)
+        (name, 0) for name in ("letter", "direct", "share", "code")
     ]
     for run in results["runs"]:
         assert run["step"] == 12 and len(run["values"]) == LAYERS - 1
@@ -82,23 +82,20 @@ def test_a_trial_gives_traces_and_answers(
         assert run["trace"]["expected_l0"][-1] == pytest.approx(run["expected_l0"], rel=1e-5)
         assert (run["start"] > 0) == (run["variant"] != "direct")
     assert ElementTree.fromstring((tmp_path / "gates.svg").read_text()).tag.endswith("svg")
-    before = (tmp_path / "training" / "share-1" / "steps.jsonl").read_bytes()
+    before = (tmp_path / "training" / "share-0" / "steps.jsonl").read_bytes()
     train = ("gates", "--model", model_folder, *SMALL, *FOUR, "--output-dir", tmp_path)
     assert invoke(*train).exit_code == 0  # finished: nothing is trained again
-    assert (tmp_path / "training" / "share-1" / "steps.jsonl").read_bytes() == before
+    assert (tmp_path / "training" / "share-0" / "steps.jsonl").read_bytes() == before
 
     asked = {"context": 256, "texts": 2, "asked": 2, "budgets": (16,), "behind": 900}
-    small = Choice((), near=99.0, target_heads=4, seeds=2, steps=12, **asked)
+    small = Choice((), near=99.0, target_heads=4, seeds=1, steps=12, **asked)
     monkeypatch.setattr(choice_module, "CHOICE", small)
     ask = ("--model", model_folder, "--device", "cpu", "--output-dir", tmp_path / "roles")
     result = invoke("roles", tmp_path / "gates.json", *ask)
     assert result.exit_code == 0, result.output
     answers = read(tmp_path)["answers"]
     assert {(row["variant"], row["seed"], row["roles"]) for row in answers["rows"]} == {
-        (name, seed, roles)
-        for name in ("letter", "share", "direct", "code")
-        for seed in (0, 1)
-        for roles in ("threshold", "exact")
+        (name, 0, roles) for name in ("letter", "share", "direct", "code") for roles in ("threshold", "exact")
     }
     for row in answers["rows"]:
         assert len(row["right"]) == len(answers["dense"]) == 2
@@ -115,7 +112,7 @@ def test_a_trial_gives_traces_and_answers(
 @walk
 def test_processes_change_nothing(invoke: Invoke, model_folder: Path, tmp_path: Path) -> None:
     """Two, of which each trains one variant, and one for both; none of this module's library, but all of it."""
-    small = (*SMALL, "--steps", "4", "--seeds", "1", "--workers", "2", "--variants", "letter,direct")
+    small = (*SMALL, "--steps", "4", "--workers", "2", "--variants", "letter,direct")
     found = []
     for together in ("1", "2"):
         folder = tmp_path / together
@@ -125,6 +122,7 @@ def test_processes_change_nothing(invoke: Invoke, model_folder: Path, tmp_path: 
     assert found[0] == found[1] and len(found[0]) == 2
 
 
+@walk
 def test_what_was_trained_before_stays_in_the_file(
     invoke: Invoke, model_folder: Path, trained: Path, tmp_path: Path
 ) -> None:
@@ -132,13 +130,12 @@ def test_what_was_trained_before_stays_in_the_file(
     environment = whole["environment"] | {"date": "2026-11-01T00:00:00+00:00"}
     before = [run for run in whole["runs"] if run["variant"] == "direct"]
     (tmp_path / "gates.json").write_text(json.dumps({**whole, "runs": before, "environment": environment}))
-    for seed in (0, 1):  # trained already
-        shutil.copytree(trained / "training" / f"letter-{seed}", tmp_path / "training" / f"letter-{seed}")
+    shutil.copytree(trained / "training" / "letter-0", tmp_path / "training" / "letter-0")  # trained already
     train = ("gates", "--model", model_folder, *SMALL, "--output-dir", tmp_path, "--variants", "letter")
     assert invoke(*train).exit_code == 0
     found = read(tmp_path)
     assert found["complete"]
-    assert [run.pop("environment", {}).get("threads") for run in found["runs"]] == [None, None, 1, 1]
+    assert [run.pop("environment", {}).get("threads") for run in found["runs"]] == [None, 1]
     assert found["runs"] == [run for run in whole["runs"] if run["variant"] in ("letter", "direct")]
     assert found["environment"]["date"] == environment["date"], "the file is as old as its oldest run"
 
@@ -149,11 +146,12 @@ def test_what_was_trained_otherwise_is_not_joined(fails: Fails, model_folder: Pa
     assert "holds gates trained with model 'another', not" in fails(*train, "letter")
 
 
+@walk
 def test_what_was_cut_off_is_readable_and_goes_on(
     invoke: Invoke, model_folder: Path, trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """And ends where a run did that trained others too."""
-    train = ("gates", "--model", model_folder, *SMALL, "--variants", "share", "--seeds", "1", "--output-dir", tmp_path)
+    train = ("gates", "--model", model_folder, *SMALL, "--variants", "share", "--output-dir", tmp_path)
     assert invoke(*train, "--minutes", "1e-9").exit_code == 0 and read(tmp_path)["runs"] == []
 
     def stop(self: Any) -> dict[str, Any]:
@@ -179,7 +177,7 @@ def test_questions_that_need_no_text_are_left_out_of_a_file_alone(
     left: list[Target] = []
     monkeypatch.setattr(Target, "without_known", lambda target, _: left.append(target) or target)
     (tmp_path / "task.jsonl").write_text('{"context": "Text. " , "question": "What?", "answer": "one"}')
-    train = ("gates", "--model", model_folder, *SMALL, "--variants", "letter", "--seeds", "1", "--steps", "1")
+    train = ("gates", "--model", model_folder, *SMALL, "--variants", "letter", "--steps", "1")
     made = invoke(*train, "--drop-known", "--output-dir", tmp_path / "made")
     assert made.exit_code == 2 and "--drop-known is not valid with --task kv" in made.output
     file = (*train, "--task", tmp_path / "task.jsonl", "--output-dir", tmp_path)
@@ -302,6 +300,7 @@ def stretches(tokenizer: Any, own: Choice | Retrieving) -> list[range]:
     return told
 
 
+@walk
 def test_no_text_that_judges_has_chosen(tokenizer: Any) -> None:
     """By tokens of the packages' sources, with room for a model whose texts reach twice as far."""
     chose = stretches(tokenizer, CHOICE)
@@ -314,6 +313,7 @@ def test_no_text_that_judges_has_chosen(tokenizer: Any) -> None:
     assert set(every.values()) == {1}
 
 
+@walk
 def test_a_picture_has_a_row_of_each_variant() -> None:
     some = {**made_up(), "runs": made_up()["runs"][:3]}
     picture = trial_picture(some)

@@ -18,6 +18,7 @@ from saccade.calibrate.gates import DirectGates
 from saccade.calibrate.mixture import Mixture
 from saccade.calibrate.training import LOG, HeadTraining, Training
 from saccade.errors import OutputError, SaccadeError
+from walking import in_turn, walk
 
 SHAPE = 3, 2
 """Of the model's gates."""
@@ -67,8 +68,7 @@ def test_a_loss_of_nothing_has_no_size(model: Any, tmp_path: Path) -> None:
         made.lagrangian(torch.tensor(0.0), torch.tensor(1.0))
 
 
-@pytest.mark.parametrize("scale", [LETTER, LOSS, MULTIPLIER])
-@pytest.mark.parametrize("stop", [1, 5])
+@pytest.mark.parametrize(("stop", "scale"), in_turn([1, 5], [LETTER, LOSS, MULTIPLIER]))
 def test_a_run_taken_up_again_is_the_run_that_never_stopped(model: Any, tmp_path: Path, scale: str, stop: int) -> None:
     """By seed and step gates are drawn again; the first loss is read from the log, whatever lies between records."""
     settings = replace(SHORT, every=4)
@@ -98,6 +98,7 @@ def test_a_training_that_pauses_with_its_callers_mixture_is_the_same(model: Any,
     assert (tmp_path / "parts" / LOG).read_bytes() == (tmp_path / "whole" / LOG).read_bytes()
 
 
+@walk
 def test_gates_without_pressure_open_where_sparse_attention_hurts(model: Any, tmp_path: Path) -> None:
     """With a target of all heads only the loss acts, and it is 0 where all gates are 1."""
     made = train(model, tmp_path, LETTER, Training(target=6, steps=40, rate=0.1, every=40, kept=0.1))

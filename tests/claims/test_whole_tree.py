@@ -23,6 +23,7 @@ from saccade.plans.plan import Plan, layer_roles
 from saccade.text.history import TokenHistory
 from saccade.types import ModelShape
 from trees import beside
+from walking import in_turn
 
 SIZES: dict[str, Any] = {"budget": 42, "sinks": 3, "buffer": 8, "chunk_min": 2, "chunk_max": 5}
 ALL = 10**9
@@ -80,8 +81,7 @@ def expect_few_ties(selector: Any, oracle: Settings) -> None:
     assert sum(trial.near_tie for trial in trials) <= 0.2 * len(trials) + 2
 
 
-@pytest.mark.parametrize("k_g", [None, 2])
-@pytest.mark.parametrize("coarse", ["sqrt", "cap64"])
+@pytest.mark.parametrize(("coarse", "k_g"), in_turn(["sqrt", "cap64"], [None, 2]))
 def test_sets_are_those_of_the_oracle(coarse: Any, k_g: int | None) -> None:
     oracle = Settings(**SIZES, replant=ALL, coarse=coarse, k_g=k_g)
     expect_few_ties(WholeTree(**SIZES, coarse=coarse, k_g=k_g), oracle)
