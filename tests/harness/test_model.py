@@ -19,7 +19,7 @@ from walking import among
 
 SMALL = "tidal:budget=48,reselect=7"
 POLICIES = [SMALL, "quest:budget=64", "tidal:budget=48,reselect=7,rectify=16", "lychee_cluster:budget=128"]
-NEW = 12
+NEW, QUESTION = 12, 40
 
 Said = dict[str, list[str]]
 Ask = Callable[..., Said]
@@ -77,20 +77,20 @@ def test_dense_attention_says_what_the_harness_says(
 
 
 def test_a_small_budget_says_something_else(made: Model, ask: Ask, stock: Said) -> None:
-    assert ask(made(SMALL)) != stock
+    assert ask(made(SMALL, question_tokens=QUESTION)) != stock
 
 
 @pytest.mark.parametrize("policy", among(POLICIES, POLICIES[2:]))
 def test_the_question_decodes_token_by_token_under_the_policy(made: Model, text: str, policy: str) -> None:
-    model = made(policy)
+    model = made(policy, question_tokens=QUESTION)
     told, stats = generated(model, text), model.run.stats()
     # The last new token is never fed.
-    assert stats.steps == QUESTION_TOKENS + NEW - 1
+    assert stats.steps == QUESTION + NEW - 1
     model.run.restore()
     tokens = model.tok_encode(text)
-    reader = Reader(model.model, tokens[:-QUESTION_TOKENS])
+    reader = Reader(model.model, tokens[:-QUESTION])
     with saccade.sparsify(model.model, policy, tokenizer=model.tokenizer):
-        for token in tokens[-QUESTION_TOKENS:]:
+        for token in tokens[-QUESTION:]:
             logits = reader.feed([token])
         by_hand = [int(logits.argmax())]
         while len(by_hand) < NEW:
@@ -106,6 +106,7 @@ def test_without_question_tokens_the_prompt_is_dense(made: Model, text: str) -> 
 
 def test_a_prompt_shorter_than_its_question_decodes_whole(made: Model) -> None:
     model = made(SMALL)
+    assert model.question_tokens == QUESTION_TOKENS == 128
     generated(model, "What is the code?")
     assert model.run.stats().steps == len(model.tok_encode("What is the code?")) + NEW - 1
 
@@ -118,12 +119,14 @@ def test_verified_answers_are_dense(made: Model, text: str) -> None:
 @pytest.mark.parametrize("policy", among(POLICIES[2:], POLICIES[3:]))
 def test_padded_rows_say_what_each_says_alone(made: Model, text: str, policy: str) -> None:
     prompts = [text[-2500:], text[-900:], text[-120:]]
-    alone, together = made(policy).generate_until(requests(*prompts)), made(policy, batch_size=3)
+    few = {"question_tokens": QUESTION}
+    alone, together = made(policy, **few).generate_until(requests(*prompts)), made(policy, batch_size=3, **few)
     assert together.generate_until(requests(*prompts)) == alone
 
 
 def test_answers_end_as_those_of_the_harness(made: Model, bundled: str, text: str) -> None:
-    stock, model, text = HFLM(pretrained=bundled, device="cpu", dtype="float32"), made("dense"), text[-1500:]
+    stock, text = HFLM(pretrained=bundled, device="cpu", dtype="float32"), text[-1500:]
+    model = made("dense", question_tokens=QUESTION)
     said = stock.generate_until(requests(text))[0]
     for options in ({"until": [said[3:6]]}, {"max_gen_toks": 3}, {"until": said[4:6], "max_gen_toks": 5}):
         expected = stock.generate_until(requests(text, **options))
