@@ -127,7 +127,7 @@ def test_a_run_that_is_taken_up_asks_as_many_together_as_it_began_with(
             raise StoppedError
 
     def tuning(name: str) -> Tuning:
-        return Tuning.check(settings(folder, task, tmp_path / name, policies=POLICIES[1:2]))
+        return Tuning.check(settings(folder, task, tmp_path / name, policies=POLICIES[1:2], budgets="16"))
 
     monkeypatch.setattr(reader, "free_memory", lambda _: 0)
     tuning("whole").run(nothing)

@@ -122,8 +122,7 @@ def loops(ptx: str) -> list[str]:
     ]
 
 
-@pytest.mark.parametrize("capability", [90, 80])
-@pytest.mark.parametrize("kind", ["dense", "sparse", "hybrid"])
+@pytest.mark.parametrize(("kind", "capability"), in_turn(["dense", "sparse", "hybrid"], [90, 80]))
 def test_llama_heads(kind: str, capability: int) -> None:
     expect_streaming(attention(kind, capability=capability), 168)
 

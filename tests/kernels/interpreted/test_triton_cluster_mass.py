@@ -9,13 +9,13 @@ import torch
 from test_cluster_mass import expect_mass, queries, settings, some_tree
 
 from saccade.kernels.cluster_mass import triton as kernels
+from walking import in_turn
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=["fp32", "fp16"])
-@pytest.mark.parametrize(("sets", "tokens"), [(16, 32), (64, 1024)], ids=["many programs", "few"])
-def test_against_loops(sets: int, tokens: int, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(kernels, "SETS", sets)
-    monkeypatch.setattr(kernels, "TOKENS", tokens)
+@pytest.mark.parametrize(("sizes", "dtype"), in_turn([(16, 32), (64, 1024)], [torch.float32, torch.float16]))
+def test_against_loops(sizes: tuple[int, int], dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kernels, "SETS", sizes[0])
+    monkeypatch.setattr(kernels, "TOKENS", sizes[1])
     for grouped, each in product((True, False), repeat=2):
         expect_mass(queries(dtype), some_tree(dtype=dtype, grouped=grouped), settings(each=each), "triton")
 
