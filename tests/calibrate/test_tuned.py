@@ -170,7 +170,7 @@ def test_a_policy_that_its_server_has_refuted_is_not_tried(folder: Path, tmp_pat
 
     spec = "exact_topk:budget=16,dense_layers=1"
     left, kept = tuned("out", most, spec), tuned("in", most + 1, spec)
-    line = f"{spec}: {most} of {drafted} first drafts were accepted, as of 2026-11-29"
+    line = f"{spec}: {most} of {drafted} first drafts were accepted by served, as of 2026-11-29"
     assert left["left_out"] == [line] and f"left out: {line}" in front_notes(left)
     assert [(row["spec"], row["accepted"]) for row in left["rows"]] == [("exact_topk:budget=50,dense_layers=1", None)]
     assert kept["left_out"] == [] and [row["accepted"] for row in kept["rows"]] == [None, (most + 1) / drafted]
@@ -178,6 +178,9 @@ def test_a_policy_that_its_server_has_refuted_is_not_tried(folder: Path, tmp_pat
     # Who is tried is judged as without it, and another policy's drafts say nothing.
     plain = tuned("plain", 0, "exact_topk:budget=16,dense_layers=0")
     assert [row | {"accepted": None} for row in kept["rows"]] == plain["rows"] and kept["chosen"] == plain["chosen"]
+    assert [line.partition(":budget")[2] for line in plain["left_out"]] == [
+        "=16,dense_layers=0,rectify=4:verify: its drafts say nothing here, it is none of the candidates"
+    ]
     with pytest.raises(SaccadeError, match=f"no candidate reads less .*; left out: {line}"):
         tuned("none", most, spec, budgets="16")
     with pytest.raises(SaccadeError, match=r"--acceptance .*served.json is valid only without --task"):

@@ -111,15 +111,15 @@ def test_a_trial_gives_traces_and_answers(
 
 @walk
 def test_processes_change_nothing(invoke: Invoke, model_folder: Path, tmp_path: Path) -> None:
-    """Two, of which each trains one variant, and one for both; none of this module's library, but all of it."""
-    small = (*SMALL, "--steps", "4", "--workers", "2", "--variants", "letter,direct")
+    """Two, each of one variant by two seeds, and one for both; none of this module's library, but all of it."""
+    small = (*SMALL, "--steps", "4", "--seeds", "2", "--workers", "2", "--variants", "letter,direct")
     found = []
     for together in ("1", "2"):
         folder = tmp_path / together
         result = invoke("gates", "--model", model_folder, *small, "--together", together, "--output-dir", folder)
         assert result.exit_code == 0, result.output
         found.append(read(folder)["runs"])
-    assert found[0] == found[1] and len(found[0]) == 2
+    assert found[0] == found[1] and len(found[0]) == 4
 
 
 @walk

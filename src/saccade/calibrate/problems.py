@@ -102,17 +102,15 @@ class Style:
     tokens: int = 40
 
 
-def _with_words(facts: Sequence[Fact], rng: numpy.random.Generator) -> Sequence[Fact]:
-    return [Fact(fact.key, " ".join(rng.choice([*ADJECTIVES, *NOUNS], PASSKEY_WORDS))) for fact in facts]
-
-
 STYLES = {
     "kv": Style(sentence, question),
     "listing": Style(lambda f: f'\n    "{f.key}": {f.value},', lambda f: f'\n\ndata["{f.key}"] =', end=""),
     "passkey": Style(
         lambda f: f"The passkey of the {f.key} is {f.value}.",
         lambda f: f"\n\nQuestion: What is the passkey of the {f.key}?\nAnswer: The passkey of the {f.key} is",
-        values=_with_words,
+        values=lambda facts, rng: [
+            Fact(fact.key, " ".join(rng.choice([*ADJECTIVES, *NOUNS], PASSKEY_WORDS))) for fact in facts
+        ],
         most=PASSKEYS,
         tokens=4 * PASSKEY_WORDS,
     ),

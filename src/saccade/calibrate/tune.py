@@ -267,22 +267,25 @@ class Tuning:
         itemsize = torch.finfo(self.target.subject.dtype).bits // 8
         weight_bytes = weights_read(model, self.settings.batch) * itemsize
         states = state_bytes(model.config, self.target.subject.dtype)
-        ladders, dense, left = dict[str, Mapping[str, float]](), 0.0, list[str]()
+        ladders, dense, left, seen = dict[str, Mapping[str, float]](), 0.0, list[str](), list[Policy]()
         for family in _families(recipe, self.settings):
             members = {}
             for policy in rungs(family, self.budgets, common.context):
+                seen.append(policy)
                 cost = cost_of(
                     policy.plan(shape), policy.rectify, shape, context=common.context, batch=self.settings.batch,
                     kv_itemsize=itemsize, weight_bytes=weight_bytes, state_bytes=states,
                 )  # fmt: skip
                 dense, told = cost.dense_total, served(policy, self.told)
                 if cost.total < dense and told and refuted(told, self.wanted):
-                    kept = f"{told.accepted[0]:,} of {told.drafted[0]:,}"
-                    left.append(f"{policy}: {kept} first drafts were accepted, as of {told.date}")
+                    kept = f"{told.accepted[0]:,} of {told.drafted[0]:,} first drafts were accepted"
+                    left.append(f"{policy}: {kept} by {told.model or 'its server'}, as of {told.date}")
                 elif cost.total < dense:
                     members[str(policy)] = cost.total
             if members:
                 ladders[str(family)] = dict(sorted(members.items(), key=lambda member: -member[1]))
+        idle = [one for one in self.told if all(served(policy, [one]) is None for policy in seen)]
+        left += [f"{one.policy}: its drafts say nothing here, it is none of the candidates" for one in idle]
         if not ladders:
             why = f"; left out: {'; '.join(left)}" if left else ""
             raise SaccadeError(f"at a context of {common.context} no candidate reads less than dense attention{why}")

@@ -218,7 +218,7 @@ class Run:
             generate = Generate(model, model.generate, hook.callers, support.refuse_generation, ending)
             self._set_attribute(model, "generate", generate)
             # With a static cache on an accelerator, `generate` would compile the model and recompile it at every step.
-            self._set_attribute(model, "_valid_auto_compile_criteria", lambda *_, **__: False)
+            self._set_attribute(model, "_valid_auto_compile_criteria", _never)
             for name in _BATCH_METHODS:
                 if hasattr(model, name):
                     self._set_attribute(model, name, partial(_refuse_batching, name))
@@ -322,3 +322,7 @@ def _unwrap(model: Any) -> Any:
 
 def _refuse_batching(name: str, *args: Any, **kwargs: Any) -> Any:
     raise UnsupportedModelError(f"{name}: continuous batching takes no registered attention; serve with vLLM instead")
+
+
+def _never(*args: Any, **kwargs: Any) -> bool:
+    return False
