@@ -50,11 +50,6 @@ def task(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_task(folder, tmp_path_factory.mktemp("task") / "mine.jsonl", texts=4)
 
 
-@pytest.fixture(scope="module")
-def grouped_task(grouped: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_task(grouped, tmp_path_factory.mktemp("task") / "mine.jsonl", texts=4)
-
-
 SEED = 4  # of models that say whole words
 
 
@@ -323,15 +318,13 @@ def test_a_model_that_answers_nothing_gets_no_recipe(folder: Path, tmp_path: Pat
 @pytest.mark.parametrize(
     ("name", "file"), [("heads", "training"), ("layers", "answers.jsonl"), ("tune", "answers.jsonl")]
 )
-def test_a_folder_of_another_run_is_refused(
-    grouped: Path, grouped_task: Path, tmp_path: Path, name: str, file: str
-) -> None:
+def test_a_folder_of_another_run_is_refused(folder: Path, task: Path, tmp_path: Path, name: str, file: str) -> None:
     """Texts of another seed are other texts, whatever is already in the folder."""
-    changes: dict[str, Any] = {"task": str(grouped_task), "budgets": "16"}
+    changes: dict[str, Any] = {"task": str(task), "budgets": "16"}
     search, settings = SEARCHES[name]
-    begin(search.check(settings(grouped, tmp_path / "out", **changes)), tmp_path / "out" / file)
+    begin(search.check(settings(folder, tmp_path / "out", **changes)), tmp_path / "out" / file)
     with pytest.raises(OutputError, match="seed=0") as refused:
-        search.check(settings(grouped, tmp_path / "out", seed=1, **changes)).run(nothing)
+        search.check(settings(folder, tmp_path / "out", seed=1, **changes)).run(nothing)
     assert "\n" not in str(refused.value)
 
 

@@ -73,9 +73,8 @@ def test_a_trial_gives_traces_and_answers(
     shutil.copytree(trained, tmp_path, dirs_exist_ok=True)
     results = read(tmp_path)
     assert results["complete"] and results["target"] == 2
-    assert [(run["variant"], run["seed"]) for run in results["runs"]] == [
-        (name, 0) for name in ("letter", "direct", "share", "code")
-    ]
+    names = ("letter", "direct", "share", "code")
+    assert [(run["variant"], run["seed"]) for run in results["runs"]] == [(name, 0) for name in names]
     for run in results["runs"]:
         assert run["step"] == 12 and len(run["values"]) == LAYERS - 1
         assert run["trace"]["step"] == [0, 1, 4, 8, 12]

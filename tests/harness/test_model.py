@@ -119,9 +119,8 @@ def test_verified_answers_are_dense(made: Model, text: str) -> None:
 @pytest.mark.parametrize("policy", among(POLICIES[2:], POLICIES[3:]))
 def test_padded_rows_say_what_each_says_alone(made: Model, text: str, policy: str) -> None:
     prompts = [text[-2500:], text[-900:], text[-120:]]
-    few = {"question_tokens": QUESTION}
-    alone, together = made(policy, **few).generate_until(requests(*prompts)), made(policy, batch_size=3, **few)
-    assert together.generate_until(requests(*prompts)) == alone
+    alone, together = (made(policy, question_tokens=QUESTION, batch_size=rows) for rows in (1, 3))
+    assert together.generate_until(requests(*prompts)) == alone.generate_until(requests(*prompts))
 
 
 def test_answers_end_as_those_of_the_harness(made: Model, bundled: str, text: str) -> None:
