@@ -76,6 +76,7 @@ def expect_that_nothing_else_matters(implementation: Implementation) -> None:
     edges = table([[3, 7, 7, 12], []])
     options = {"longest": 8, "implementation": implementation}
     whole = chunk_keys(case.kv, edges, **options)
+    assert api.chunk_keys((case.kv, case.kv), edges, **options).equal(torch.stack((whole, whole)))
     kept = case.kv.k[case.kv.rows.page_table[0, 0], 3:12].clone()
     case.kv.k.fill_(torch.nan)
     case.kv.k[case.kv.rows.page_table[0, 0], 3:12] = kept

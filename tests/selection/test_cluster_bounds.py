@@ -92,7 +92,7 @@ def expect_found(row: int, found: Selection, alone: ClusterLayer, q: Tensor, kv:
 def keys_of(index: ClusterLayer, cache: Cache, length: int) -> Tensor:
     """Chunk keys `[H, C, d]`."""
     edges = torch.tensor([edges_of(index)], dtype=torch.int32)
-    return chunk_keys(cache.view(length), edges, longest=index.settings.chunk_max)[0]
+    return chunk_keys((cache.view(length),), edges, longest=index.settings.chunk_max)[0, 0]
 
 
 def expect_bounds(tree: ClusterTree, keys: Tensor, edges: Sequence[int]) -> None:

@@ -284,11 +284,11 @@ class Tuning:
                     members[str(policy)] = cost.total
             if members:
                 ladders[str(family)] = dict(sorted(members.items(), key=lambda member: -member[1]))
-        idle = [one for one in self.told if all(served(policy, [one]) is None for policy in seen)]
-        left += [f"{one.policy}: its drafts say nothing here, it is none of the candidates" for one in idle]
         if not ladders:
             why = f"; left out: {'; '.join(left)}" if left else ""
             raise SaccadeError(f"at a context of {common.context} no candidate reads less than dense attention{why}")
+        idle = [one for one in self.told if all(served(policy, [one]) is None for policy in seen)]
+        left += [f"what its server says of {one.policy}, which is no candidate" for one in idle]
         return ladders, dense, left
 
     def _results(self, ladders: Ladders, first: Sweep, others: Sweep, advance: Callable[[str], None]) -> dict[str, Any]:

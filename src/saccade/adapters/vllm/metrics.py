@@ -148,8 +148,8 @@ class StepMetrics:
     every step (`pause` 0); on an accelerator at most once in `pause` seconds, and once when no step has come for as
     long: nobody says that a batch was the last one.
 
-    `layers` are those that a policy concerns, None: all that are counted. While `starting` no step is counted, and no
-    thread reads the device, which would break a graph that is captured.
+    `layers` are those that a policy concerns, None: all that are counted. While `starting`, as a
+    lossless engine does, no step is counted and no thread reads the device: it would break a capture.
     """
 
     starting = False

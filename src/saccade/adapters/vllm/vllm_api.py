@@ -166,7 +166,7 @@ PARTS: dict[str, tuple[Part, ...]] = {
         vllm.v1.worker.utils AttentionGroup: supports_draft_decode_metadata_update update_draft_decode_metadata
         vllm.v1.worker.gpu.cudagraph_utils CudaGraphManager(decode_query_len): capture dispatch run_fullgraph
         vllm.v1.worker.gpu.block_table BlockTables: get_dummy_block_tables slot_mappings
-        vllm.v1.worker.gpu_worker Worker: init_device
+        vllm.v1.worker.gpu_worker Worker: init_device compile_or_warm_up_model
         vllm.v1.worker.gpu.attn_utils build_attn_metadata(attn_groups num_reqs num_tokens query_start_loc_gpu)
         vllm.v1.worker.gpu.attn_utils build_attn_metadata(query_start_loc_cpu max_query_len seq_lens max_seq_len)
         vllm.v1.worker.gpu.attn_utils build_attn_metadata(block_tables slot_mappings kv_cache_config positions)

@@ -33,7 +33,7 @@ def chunk_keys(
     Nothing is read on the host, unless the edges lie there.
 
     Args:
-        kvs: the caches of L layers whose rows are alike; what is in none of these chunks does not matter.
+        kvs: the caches of L layers of the same rows, cut alike; what is in none of these chunks does not matter.
         edges: int32 `[B, C + 1]` on the caches' device, ascending logical positions: chunk i of row b is
             `edges[b, i]..edges[b, i + 1]`. Between equal neighbours is no chunk; these may lie outside the row.
         longest: host bound on the tokens of a chunk.

@@ -47,7 +47,7 @@ class LosslessWorker(Worker):
         self.model_runner.speculator = SelfSpeculator(self.vllm_config, self.model_runner)
 
     def compile_or_warm_up_model(self) -> Any:
-        """vLLM's, whose warm-up drafts for requests of its own right before it captures graphs."""
+        """vLLM's, which drafts for requests of its own, then captures graphs, where no thread may read the device."""
         metrics = serving_of(self.vllm_config).metrics
         if metrics is None:
             return super().compile_or_warm_up_model()

@@ -160,7 +160,7 @@ def _count_requests(vllm_config: Any, policy: str, steps: StepMetrics) -> None:
         metrics.metric("requests", name)
     requests = requests_of(vllm_config)
     if requests is not None:
-        requests.arrived = lambda row: metrics.count("requests", not steps.starting, policy if row.sparse else OFF)
+        requests.arrived = lambda row: metrics.count("requests", 1, policy if row.sparse else OFF)
         requests.emptied = steps.flush
 
 
