@@ -46,7 +46,7 @@ SCRIPTED: tuple[dict[str, Any], ...] = (
     {"policy": "quest:budget=64", "drafts": 8, "loads": ["small"], "lengths": DRAFTED},
     {"policy": "lychee_cluster:budget=128", "drafts": 8, "loads": ["small"], "lengths": DRAFTED, "ahead": True},
 )
-"""Of `test_adaptive`, and how many tokens each cycle drafts, over and over; they share what a process imports."""
+"""Engines of `test_adaptive`, in the process of those above; `lengths`: how many each cycle drafts, over and over."""
 
 DRAFTING = [*dict.fromkeys(re.sub(",rectify=[^,]*", "", policy) for policy in POLICIES)]
 
