@@ -44,7 +44,8 @@ class ChunkedIndex:
     def grow(self, slots: int, longest: int) -> None:
         have, chunks = len(self.table.stops), self.table.cuts.most(longest)
         if slots > have or chunks >= self.table.edges.shape[1]:
-            self.table.arrange(torch.arange(max(slots, have)).clamp(max=have), chunks + chunks // 8)
+            rows = torch.arange(max(slots, have), device=self.table.edges.device).clamp(max=have)
+            self.table.arrange(rows, chunks + chunks // 8)
         for layer in self.layers.values():
             layer.held += [None] * (slots - have)
 

@@ -8,13 +8,15 @@ from unittest.mock import patch
 
 import pytest
 import torch
-from cuda_engine import HEAD_DIM, MAX_LEN, CudaEngine, Row
+from cuda_engine import HEAD_DIM, KV_HEADS, MAX_LEN, QUERY_HEADS, CudaEngine, Row, to_fp8
 from torch import Tensor
 from vllm.v1.attention.backend import AttentionCGSupport
 from vllm.v1.attention.backends.flash_attn import FlashAttentionMetadataBuilder
 
+from saccade.adapters.vllm.cache_dtype import digits
 from saccade.adapters.vllm.lossless import WORKER, speculation
 from saccade.adapters.vllm.options import drafting
+from saccade.adapters.vllm.worker import cuda
 from saccade.adapters.vllm.worker.cuda import SaccadeFlashBuilder
 from saccade.adapters.vllm.worker.room import room_of
 from saccade.adapters.vllm.worker.worker import serving_of
@@ -25,14 +27,14 @@ PAGES, PUBLISHED = "quest:budget=64,page=16", "less_is_more:budget=64,reselect=7
 INDEXES = "token_clusters:budget=64,sinks=4", "lychee_cluster:budget=64,sinks=4,buffer=16"
 
 
-def made(monkeypatch: pytest.MonkeyPatch, policy: str) -> CudaEngine:
+def made(monkeypatch: pytest.MonkeyPatch, policy: str, cache: str = "auto") -> CudaEngine:
     """Its builder is the target's; two of four requests have a prompt in the cache."""
     monkeypatch.setattr("vllm.config.vllm.HAS_TRITON", True)
     monkeypatch.setenv("VLLM_USE_V2_MODEL_RUNNER", "1")
     torch.manual_seed(0)
     settings = {"worker_cls": WORKER, "speculative_config": speculation(str(model_path()), DRAFTS, fixed=True)}
     settings |= {"max_num_seqs": 4}
-    engine = CudaEngine(monkeypatch, f"{policy},rectify={DRAFTS}:verify", settings=settings)
+    engine = CudaEngine(monkeypatch, f"{policy},rectify={DRAFTS}:verify", cache=cache, settings=settings)
     for slot, prompt in enumerate((158, 108)):
         engine.requests.rows[slot].certain = prompt
     engine.step([Row(0, 158, 158, True), Row(1, 108, 108, True)], engine.random_qkv(266))
@@ -162,3 +164,23 @@ def expect_bounds(engine: CudaEngine, lengths: dict[int, int]) -> None:
                 assert torch.equal(bounds.lower[block, :, 0], keys.amin(1))
                 assert torch.equal(bounds.upper[block, :, 0], keys.amax(1))
     assert len(engine.serving.indexes.layers) == 10
+
+
+@pytest.mark.parametrize("factors", [1, KV_HEADS])
+def test_over_8_bits_queries_come_as_stocks_layers_make_them(factors: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Quantised by the compiled model, which rounds them once: vLLM's kernel takes them so, and ours their digits."""
+    engine = made(monkeypatch, PUBLISHED, "fp8")
+    common, drafts = engine.metadata([Row(0, 159), Row(1, 109)]), engine.random_qkv(2)
+    outs = engine.layers_of(draft_builder(engine).build(0, common), common, drafts)
+    assert all(bool(out.isfinite().all()) for out in outs)
+    assert all(steps == 2 for *_, steps in engine.serving.counters.totals())
+    layer = engine.layers[3]
+    assert layer.query_quant is not None
+    layer._q_scale = torch.linspace(0.01, 0.05, factors).squeeze(0)
+    each = layer._q_scale.expand(KV_HEADS).repeat_interleave(QUERY_HEADS // KV_HEADS)[:, None]
+    query, seen = to_fp8(torch.randn(5, QUERY_HEADS, HEAD_DIM), each), []
+    monkeypatch.setattr(cuda.FlashAttentionImpl, "forward", lambda impl, _, given, *__: seen.append((impl, given)))
+    layer.impl.stock(layer, query, None, None, None, None, None)
+    ((impl, given),) = seen
+    assert given is query and impl.supports_quant_query_input
+    assert torch.equal(digits(query, layer._q_scale), query.float() * each)

@@ -1,8 +1,8 @@
 """Lossless servers as users see them: streams that come and go, a third of them cancelled, on one device and on two.
 
 `SACCADE_STREAMED=FOLDER` names a model other than the bundled one, `SACCADE_STREAMED_POLICY` its policy,
-`SACCADE_STREAMED_CACHE` how keys and values are kept; over fp8_e4m3 answers differ (docs/log.md). Answers are held
-against stock vLLM, and how often they differ against stock that drafts from n-grams: see test_lossless_gpu.py.
+`SACCADE_STREAMED_CACHE` how keys and values are kept. Answers are held against stock vLLM, and how often they differ
+against stock that drafts from n-grams: see test_lossless_gpu.py.
 """
 
 from __future__ import annotations

@@ -87,7 +87,8 @@ class Finding:
             logger.warning("probe: no token of this prompt needs a long context; the next long one is looked at")
             return False
         best, second = (*losses, *losses)[:2]
-        clear = _clearly_above(losses[second], losses[best])
+        gain = losses[second] - losses[best]
+        clear = len(gain) > 1 and bool(gain.sum() > SURE * gain.std() * len(gain) ** 0.5)
         self.found = with_layers(self.policy, best)
         told = f"layer {'+'.join(map(str, best)) or 'none'} selects again"
         than = "" if clear or second == best else f", not clearly better than {'+'.join(map(str, second)) or 'none'}"
@@ -139,11 +140,6 @@ class Finding:
         except (OSError, SaccadeError) as error:
             return f"; not kept: {error}"
         return "" if path is None else f"; kept in {path}"
-
-
-def _clearly_above(loss: Tensor, best: Tensor) -> bool:
-    gain = loss - best
-    return len(gain) > 1 and bool(gain.sum() > SURE * gain.std() * len(gain) ** 0.5)
 
 
 def tokenizer_of(model: str) -> Any:

@@ -27,6 +27,12 @@ def as_numbers(kv_cache: Tensor, cache_dtype: str) -> Tensor:
     return kv_cache.view(torch.float8_e4m3fn) if cache_dtype in FP8 else kv_cache
 
 
+def digits(query: Tensor, scale: Tensor) -> Tensor:
+    """What queries `[T, Hq, d]` in 8 bits stand for; one factor for all, or one for each KV head."""
+    factors = scale.view(-1, 1, 1)
+    return (query.unflatten(1, (len(factors), -1)).float() * factors).flatten(1, 2)
+
+
 def bounds_bytes(block: int, page: int, kv_heads: int, head_dim: int, itemsize: int) -> int:
     """What a block of `block` tokens needs for the lower and upper bounds of its pages."""
     return block // page * kv_heads * 2 * head_dim * itemsize

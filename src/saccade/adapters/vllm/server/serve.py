@@ -295,7 +295,8 @@ def _config(args: Namespace, options: ServeOptions) -> Any:
         before = args.async_scheduling, args.cudagraph_capture_sizes
         if args.async_scheduling is None and not rectifies_ahead(config):
             args.async_scheduling = False
-        if not _captures(args):
+        told = (args, args.compilation_config)
+        if not any(one.cudagraph_capture_sizes or one.max_cudagraph_capture_size for one in told):
             args.cudagraph_capture_sizes = captured_for(config, options.rewrites)
         if (args.async_scheduling, args.cudagraph_capture_sizes) != before:
             config = _made(args)
@@ -309,12 +310,6 @@ def _config(args: Namespace, options: ServeOptions) -> Any:
     if plan.reads_text and args.async_scheduling is None and not config.use_v2_model_runner:
         args.async_scheduling = False
     return config if (args.block_size, args.async_scheduling) == before else _made(args)
-
-
-def _captures(args: Namespace) -> bool:
-    """Whether the user has said how large steps of CUDA graphs are."""
-    given = (args, args.compilation_config)
-    return any(one.cudagraph_capture_sizes or one.max_cudagraph_capture_size for one in given)
 
 
 def _made(args: Namespace) -> Any:

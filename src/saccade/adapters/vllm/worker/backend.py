@@ -18,7 +18,7 @@ from ....checkpoints.unsupported import ALIBI, SHARED_CACHE
 from ....decode.attend import attend
 from ....errors import ServingError
 from ....types import KVView, Rows, Softmax
-from ..cache_dtype import FP8, VALID, bounds_bytes
+from ..cache_dtype import FP8, VALID, bounds_bytes, digits
 from ..cache_spec import SaccadeAttentionSpec
 from ..options import drafts_with
 from . import dense_step
@@ -185,6 +185,8 @@ class SparseLayer:
         sparse, count = part.sparse, step.num_actual_tokens
         if sparse is not None:
             own, kv = sparse.tokens, self.view(layer, kv_cache, sparse.rows)
+            if query.dtype != output.dtype:  # vLLM's layer has quantised it
+                query = digits(query, layer._q_scale).to(output.dtype)
             softmax = Softmax(self.scale, self.sinks, self.logits_soft_cap or None)
             if own is None:
                 attend(sparse.state, number, query[:count], kv, softmax, out=output[:count])

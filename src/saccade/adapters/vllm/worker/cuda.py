@@ -99,7 +99,8 @@ class SaccadeFlashBuilder(SparseBuilder, FlashAttentionMetadataBuilder):
 class SaccadeFlashAttention(SparseLayer, FlashAttentionImpl):
     """One layer; what it is asked with has all its digits, also where the cache is quantised.
 
-    The first that is made lets memory be set aside, which vLLM then counts as the model's.
+    But for a lossless engine's: stock's compiled layers quantise queries that were never rounded to the model's dtype,
+    and so do its. The first that is made lets memory be set aside, which vLLM then counts as the model's.
     """
 
     supports_quant_query_input: bool
@@ -109,11 +110,11 @@ class SaccadeFlashAttention(SparseLayer, FlashAttentionImpl):
         room_of(get_current_vllm_config())
         self._quantises = self.kv_cache_dtype in FP8 and self.supports_quant_query_input
         # vLLM's layer asks once, when it makes us, whether to quantise queries before it calls.
-        self.supports_quant_query_input = False
+        self.supports_quant_query_input &= self.serving.options.drafts > 0
 
     def stock(self, layer: Any, query: Tensor, *args: Any, **kwargs: Any) -> Tensor:
         """vLLM's own kernel, whose queries are as the cache is: quantised here, by the factor that it is told."""
-        if self._quantises:
+        if self._quantises and query.dtype != torch.float8_e4m3fn:
             query, self.supports_quant_query_input = _quantised(query, layer._q_scale), True
         return super().stock(layer, query, *args, **kwargs)
 
