@@ -112,5 +112,6 @@ RECIPE = Document(
         "found": {"by": "saccade calibrate layers", "seed": 0},
         "scores": {"5": [0.5, 1e-3]},
         "versions": {"saccade": "0.1.0", "python": "3.12.1", "torch": "2.9.0", "transformers": "5.0.0"},
+        "layers": {"tidal": [6]},
     },
 )

@@ -255,10 +255,13 @@ def test_layers_of_a_model_without_groups(folder: Path, task: Path, tmp_path: Pa
 def test_a_tuned_policy_stays(
     command: str, tuned: bool, folder: Path, task: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Layers and heads are added to what `tune` has found; what no tuning has found is replaced, as before."""
+    """Layers and heads are added to what `tune` has found; what no tuning has found is replaced, as before.
+
+    So are one method's layers to another's.
+    """
     policy, scores = saccade.policy("quest", budget=16), {"dense": [6, 6], "quest:budget=16": [6, 6]}
     earlier = Recipe(ModelSource.locate(folder).decoder(), policy, found={"tune": {"quality": 0.5}})
-    earlier = replace(earlier, scores={"tune" if tuned else "by hand": scores})
+    earlier = replace(earlier, scores={"tune" if tuned else "by hand": scores}, layers={"less_is_more": (4,)})
     earlier.write(tmp_path / "saccade.json")
     search, settings = SEARCHES[command]
     reports = {"layers": (layer_table, layer_report), "probe": (layer_table, layer_report)}
@@ -267,6 +270,7 @@ def test_a_tuned_policy_stays(
     recipe, said = Recipe.read(tmp_path / "saccade.json"), capsys.readouterr().out
     command = command.replace("probe", "layers")
     assert (recipe.reselect is None, recipe.roles is None) == (command != "layers", command != "heads")
+    assert recipe.layers == {**earlier.layers, **({"tidal": recipe.reselect} if command == "layers" else {})}
     assert set(recipe.found) == {"tune", f"calibrate {command}"}
     assert set(recipe.scores) == {*earlier.scores, f"calibrate {command}"}
     if tuned:

@@ -101,6 +101,12 @@ def test_the_default_knows_what_the_recipe_knows(found: Recipe | None, layers: s
         Policy.from_spec(spec).plan(SHAPE)
 
 
+def test_a_method_has_its_own_layers() -> None:
+    found = replace(recipe((5,), None), layers={"tidal": (6,)})
+    made = {policy.name: policy.to_spec() for policy in usual_policies(found)[0]}
+    assert (made["tidal"], made["less_is_more"]) == ("tidal:reselect=6", "less_is_more:reselect=5")
+
+
 def test_what_is_compared_follows_the_recipe_beside_the_model(tmp_path: Path) -> None:
     folder = tmp_path / "model"
     source = ModelSource("mine", str(shutil.copytree(model_path(), folder, copy_function=os.link)))

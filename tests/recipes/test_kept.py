@@ -44,8 +44,8 @@ def test_beside_the_model_comes_first(tmp_path: Path, folder: Path) -> None:
     found = already_found(Policy.from_spec(spec), "", SHAPE)
     assert found == (Policy.from_spec(f"{spec},reselect=5"), f"{spec}: layers [5] of {kept} select again")
     assert already_found(Policy.from_spec("less_is_more:budget=64"), model, SHAPE) is None
-    for layers, taken in ((None, 5), ((1,), 5), ((6,), 6)):
-        Recipe(SHAPE, DENSE, layers).write(tmp_path / "saccade.json")
+    for layers, own, taken in ((None, {}, 5), ((1,), {}, 5), ((6,), {}, 6), ((3,), {"less_is_more": (6,)}, 6)):
+        Recipe(SHAPE, DENSE, layers, layers=own).write(tmp_path / "saccade.json")
         found = already_found(LESS, model, SHAPE)
         assert found is not None and found[0] == Policy.from_spec(f"less_is_more:reselect={taken}")
         assert ("the recipe beside" in found[1]) == (taken == 6)

@@ -32,6 +32,7 @@ RECIPE = Recipe(
     VALID["found"],
     VALID["scores"],
     VALID["versions"],
+    {"tidal": (6,)},
 )
 
 
@@ -55,7 +56,15 @@ def recipes(draw: st.DrawFn) -> Recipe:
         draw(FREE),
         draw(FREE),
         draw(st.dictionaries(st.text(max_size=5), st.text(max_size=5), max_size=2)),
+        draw(st.dictionaries(st.sampled_from(["tidal", "less_is_more"]), st.just((4, 6)))),
     )
+
+
+def test_a_method_has_layers_of_its_own() -> None:
+    """Whichever was looked for last; a file of earlier versions has one list for all."""
+    assert [RECIPE.layers_of(name) for name in ("tidal", "less_is_more")] == [(6,), (5,)]
+    earlier = Recipe.from_json(json.dumps({name: value for name, value in VALID.items() if name != "layers"}))
+    assert earlier.layers_of("tidal") == (5,) and earlier == replace(RECIPE, layers={})
 
 
 @given(recipes())
@@ -78,6 +87,8 @@ def test_a_recipe_says_what_made_it() -> None:
         ({"policy": saccade.policy("tidal", reselect=8)}, "reselect=8 is not a selection layer"),
         ({"reselect": (8,)}, "reselect=8 is not a selection layer of this model; valid layers are 0 to 7"),
         ({"reselect": (5, 99)}, "reselect=99"),
+        ({"layers": {"less_is_more": (9,)}}, "reselect=9"),
+        ({"layers": {"quest": (5,)}}, "reselect"),
         ({"roles": "heads:0+8"}, "heads:8 is not valid: this model has layers 0 to 7"),
         ({"roles": "layers:2"}, "layer 0"),
         ({"roles": "every:4"}, r"roles='every:4' is not valid: heads:L\+L\.H or layers:N\+N"),

@@ -66,7 +66,13 @@ class EngineSettings(PolicySettings):
         chosen, notes = self.resolve(grid.shape)
         timed = [policy for policy in chosen if str(policy) != "dense" or "dense" in self.policies]
         for policy in timed:
-            _check_policy(policy, grid, block)
+            page = policy.plan(grid.shape).bounds_page
+            if page is not None and block % page:
+                advice = f"pass --block {lcm(page, 16)}"
+                raise SaccadeError(f"{policy}: block={block} is no multiple of its page={page}; {advice}")
+            if _reads_text(policy, grid) and not Path(grid.name, "tokenizer.json").is_file():
+                told = f"shape {grid.name!r} has no tokenizer; a folder with one is needed"
+                raise SaccadeError(f"{policy} reads text: {told}")
         if self.rectify_together and all(policy.rectify is None for policy in timed):
             raise SaccadeError("rectify-together: none of these policies has dense passes")
         return block, {STOCK: None, **{str(policy): policy for policy in timed}}, notes
@@ -203,8 +209,10 @@ class EngineJob(GridJob, Generic[AnyPoint]):
         finally:
             for engine in engines.values():
                 engine.close()
-            if free is not None:
-                _wait_for_memory(device, free)
+            # Until its process has given memory back, but for what others have taken meanwhile.
+            until = time.monotonic() + 60
+            while free is not None and (free_memory(device) or 0) < free - 2**30 and time.monotonic() < until:
+                time.sleep(0.2)
 
     def _engine_settings(self, folder: str) -> dict[str, Any]:
         """What all engines are started with; writes the model's configuration."""
@@ -245,20 +253,5 @@ class EngineJob(GridJob, Generic[AnyPoint]):
         return rows * -(-length // self.block) + groups * others
 
 
-def _check_policy(policy: Policy, grid: Grid, block: int) -> None:
-    page = policy.plan(grid.shape).bounds_page
-    if page is not None and block % page:
-        raise SaccadeError(f"{policy}: block={block} is no multiple of its page={page}; pass --block {lcm(page, 16)}")
-    if _reads_text(policy, grid) and not Path(grid.name, "tokenizer.json").is_file():
-        raise SaccadeError(f"{policy} reads text: shape {grid.name!r} has no tokenizer; a folder with one is needed")
-
-
 def _reads_text(policy: Policy | None, grid: Grid) -> bool:
     return policy is not None and policy.plan(grid.shape).reads_text
-
-
-def _wait_for_memory(device: torch.device, free: int, *, seconds: float = 60.0) -> None:
-    """Until an engine's process has given its memory back, but for what others have taken meanwhile."""
-    until = time.monotonic() + seconds
-    while (free_memory(device) or 0) < free - 2**30 and time.monotonic() < until:
-        time.sleep(0.2)

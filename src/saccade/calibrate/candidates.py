@@ -9,7 +9,6 @@ from ..adapters.hf.support import against_rewinding
 from ..errors import PolicyError
 from ..eval.entry import at_budget, known
 from ..eval.interval import wilson
-from ..methods.method import Known
 from ..methods.policy import Policy
 from ..methods.registry import policies as registered
 from ..recipes.acceptance import Acceptance
@@ -38,9 +37,9 @@ def families(recipe: Recipe | None, named: Iterable[str]) -> tuple[Policy, ...]:
         return tuple(map(Policy.from_spec, dict.fromkeys(specs)))
     made = (
         Policy.create(method.name, {**usual.options, **more})
-        for what in (Known(), known(recipe))  # those that need nothing come first, whatever is known
+        for found in (None, recipe)  # those that need nothing come first, whatever is known
         for method in registered().values()
-        if (usual := method.usual(what)).calibrated
+        if (usual := method.usual(known(found, method.name))).calibrated
         for more in method.tuned
     )
     able = (one for one in made if recipe is None or against_rewinding(one, recipe.model) is None)

@@ -124,7 +124,7 @@ class LayerSearch:
             "notes": self._notes(keys, margin, asked=bool(asked), told=second is not None and not asked),
         }
         written = self.target.write_results(RESULTS, results)
-        known = replace(earlier, reselect=chosen)
+        known = replace(earlier, reselect=chosen, layers={**earlier.layers, layers.policy.name: chosen})
         if not known.tuned:
             kept = next((one for one in tried[chosen].last if one.kept >= ENOUGH), tried[chosen].last[-1])
             known = replace(known, policy=Policy.from_spec(kept.spec))

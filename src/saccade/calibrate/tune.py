@@ -251,7 +251,8 @@ class Tuning:
             search.run(advance, model)
             searched = Recipe.read(search.target.recipe_path)
             found, scores = {**recipe.found, **searched.found}, {**recipe.scores, **searched.scores}
-            recipe = replace(recipe, reselect=searched.reselect, found=found, scores=scores)
+            own = {**recipe.layers, **searched.layers}
+            recipe = replace(recipe, reselect=searched.reselect, layers=own, found=found, scores=scores)
         ladders, dense_bytes, left = self._ladders(model, recipe)
         with self.judged.sweep(model) as sweep:
             first, others = replace(sweep, part=self.searching), replace(sweep, part=self.judging)

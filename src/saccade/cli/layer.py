@@ -44,5 +44,5 @@ def find_layer(texts: str, policy: Policy, model: Sequence[str]) -> tuple[Policy
     recipe = Recipe.read(folder / NAME)
     # Whoever serves these files knows them by their own hash, which loading in another dtype changes.
     recipe = replace(recipe, model=replace(recipe.model, weights=weights or recipe.model.weights))
-    kept, layers = keep(recipe, policy) or folder / NAME, recipe.reselect or ()
+    kept, layers = keep(recipe, policy) or folder / NAME, recipe.layers_of(policy.name) or ()
     return with_layers(policy, layers), f"{policy}: layers {[*layers]} of {kept} select again"

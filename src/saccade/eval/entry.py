@@ -66,9 +66,9 @@ def _unknown(policy: Policy, source: ModelSource) -> str | None:
     return None
 
 
-def known(recipe: Recipe | None) -> Known:
-    """What methods may know of a model."""
-    return Known() if recipe is None else Known(recipe.reselect, recipe.roles, recipe.model.full_layers[:3])
+def known(recipe: Recipe | None, method: str) -> Known:
+    """What a method may know of a model."""
+    return Known() if recipe is None else Known(recipe.layers_of(method), recipe.roles, recipe.model.full_layers[:3])
 
 
 def usual_policies(
@@ -77,7 +77,7 @@ def usual_policies(
     """Every method that is compared unless the user says otherwise, or the named ones, with what a recipe knows."""
     table = registered()
     names = [name for name, method in table.items() if method.compared] if methods is None else methods
-    usual = {name: table[name].usual(known(recipe)) for name in names}
+    usual = {name: table[name].usual(known(recipe, name)) for name in names}
     notes = tuple(f"{name}: {one.note}" for name, one in usual.items() if one.note is not None)
     return tuple(Policy.create(name, one.options) for name, one in usual.items()), notes
 

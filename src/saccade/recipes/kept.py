@@ -59,11 +59,11 @@ def already_found(policy: Policy, model: str, shape: ModelShape) -> tuple[Policy
             recipes.append((Recipe.read(path), str(path)))
     for recipe, where in recipes:
         with suppress(PolicyError):
-            if recipe is not None and recipe.reselect is not None:
+            if recipe is not None and (layers := recipe.layers_of(policy.name)) is not None:
                 refuse_other(where, recipe.model, shape)
-                found = with_layers(policy, recipe.reselect)
+                found = with_layers(policy, layers)
                 found.plan(shape)
-                return found, f"{policy}: layers {[*recipe.reselect]} of {where} select again"
+                return found, f"{policy}: layers {[*layers]} of {where} select again"
     return None
 
 
@@ -103,4 +103,6 @@ def known(model: str) -> tuple[str, str]:
 
 
 def _layers(recipe: Recipe) -> str:
-    return "not looked for" if recipe.reselect is None else "+".join(map(str, recipe.reselect)) or "none"
+    told = {"": recipe.reselect, **recipe.layers}.items()
+    words = (f"{'+'.join(map(str, layers)) or 'none'} {name}".strip() for name, layers in told if layers is not None)
+    return ", ".join(words) or "not looked for"

@@ -29,6 +29,7 @@ class _Record(Record):
     found: dict[str, Any] = Field(description="an object that says how the recipe was found")
     scores: dict[str, Any] = Field(description="an object that says what was measured")
     versions: dict[str, str] = Field(description="an object that says which software found it, versions as text")
+    layers: dict[str, tuple[int, ...]] = Field(default={}, description="an object of lists of layers, by method")
 
 
 @dataclass(frozen=True)
@@ -37,13 +38,14 @@ class Recipe(Kept):
 
     Attributes:
         model, policy: whom it is for, and what to decode with.
-        reselect: re-selection layers, also for other policies than `policy`; None: not looked for.
+        reselect: re-selection layers of methods without `layers` of their own; None: not looked for.
         roles: retrieval heads, as `heads:0+7.2` or `layers:0+7`, also for other policies; None: not looked for.
         found, scores: how, and what it was measured at, as free JSON.
         versions: of the software that found it.
+        layers: re-selection layers by method.
 
     Raises:
-        PolicyError: at construction, if one of the first four does not fit the model.
+        PolicyError: at construction, if policy, layers or roles do not fit the model.
     """
 
     KIND = "recipe"
@@ -56,16 +58,22 @@ class Recipe(Kept):
     found: Mapping[str, Any] = field(default_factory=dict)
     scores: Mapping[str, Any] = field(default_factory=dict)
     versions: Mapping[str, str] = field(default_factory=versions)
+    layers: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.policy.plan(self.model)
         # Methods know what fits a model and say so; which layers are dense is for the policy that takes these.
-        if self.reselect is not None:
-            Policy.create("tidal", {"reselect": self.reselect, "dense_layers": 0}).plan(self.model)
+        for name, layers in (("tidal", self.reselect), *self.layers.items()):
+            if layers is not None:
+                Policy.create(name, {"reselect": layers, "dense_layers": 0}).plan(self.model)
         if self.roles is not None:
             if not self.roles.startswith(("heads:", "layers:")):
                 raise PolicyError(f"roles={short(self.roles)} is not valid: heads:L+L.H or layers:N+N")
             Policy.create("lychee_decode", {"roles": self.roles}).plan(self.model)
+
+    def layers_of(self, method: str) -> tuple[int, ...] | None:
+        """Re-selection layers of a method; None: not looked for."""
+        return self.layers.get(method, self.reselect)
 
     @property
     def tuned(self) -> bool:
@@ -76,7 +84,8 @@ class Recipe(Kept):
     @classmethod
     def of_record(cls, record: Any) -> Recipe:
         model, policy = record.model.shape(), Policy.from_spec(record.policy)
-        return cls(model, policy, record.reselect, record.roles, record.found, record.scores, record.versions)
+        told = record.found, record.scores, record.versions, record.layers
+        return cls(model, policy, record.reselect, record.roles, *told)
 
     def to_json(self) -> str:
         data = {
@@ -88,6 +97,7 @@ class Recipe(Kept):
             "found": dict(self.found),
             "scores": dict(self.scores),
             "versions": dict(self.versions),
+            "layers": {name: list(layers) for name, layers in self.layers.items()},
         }
         try:
             return json.dumps(data, indent=2, allow_nan=False) + "\n"

@@ -25,7 +25,9 @@ def labels(specs: Iterable[str], kv_heads: int = 0, layers: int = 0) -> dict[str
     """
     found: dict[str, str] = {}
     for spec in dict.fromkeys(specs):
-        wanted = label = _cut(_short(spec, kv_heads, layers), LONGEST)
+        name, colon, told = spec.partition(":")
+        options = (_option(*option.partition("="), kv_heads, layers) for option in told.split(","))
+        wanted = label = _cut(name + colon + ",".join(options), LONGEST)
         taken, number = set(found.values()), 1
         while label in taken:
             number += 1
@@ -63,11 +65,6 @@ def renamed(rows: Iterable[Row]) -> tuple[list[Row], list[str]]:
 def meanings(found: Mapping[str, str]) -> list[str]:
     """What labels stand for, those that are not whole specs."""
     return [f"{label} is {spec}" for spec, label in found.items() if label != spec]
-
-
-def _short(spec: str, kv_heads: int, layers: int) -> str:
-    name, colon, options = spec.partition(":")
-    return name + colon + ",".join(_option(*option.partition("="), kv_heads, layers) for option in options.split(","))
 
 
 def _option(key: str, equals: str, value: str, kv_heads: int, layers: int) -> str:

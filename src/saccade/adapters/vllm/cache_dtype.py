@@ -30,7 +30,8 @@ def as_numbers(kv_cache: Tensor, cache_dtype: str) -> Tensor:
 def digits(query: Tensor, scale: Tensor) -> Tensor:
     """What queries `[T, Hq, d]` in 8 bits stand for; one factor for all, or one for each KV head."""
     factors = scale.view(-1, 1, 1)
-    return (query.unflatten(1, (len(factors), -1)).float() * factors).flatten(1, 2)
+    numbers: Tensor = query.unflatten(1, (len(factors), -1)).float() * factors
+    return numbers.flatten(1, 2)
 
 
 def bounds_bytes(block: int, page: int, kv_heads: int, head_dim: int, itemsize: int) -> int:

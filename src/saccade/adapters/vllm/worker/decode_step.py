@@ -55,7 +55,10 @@ class DecodeSteps:
         """The metadata of a step from vLLM's `CommonAttentionMetadata`."""
         count, batch = common.num_reqs, self._sparse.batch(common)
         whole = self._sparse.whole(batch)
-        self._flag(whole)
+        # Rows behind these pad the batch, and read nothing whatever they are.
+        if self._flags[: len(whole)] != whole:
+            self._flags[: len(whole)] = whole
+            self._whole[: len(whole)].copy_(async_tensor_h2d(whole, self._whole.device, torch.bool))
         rows = Rows(
             page_table=common.block_table_tensor[:count],
             row_start=self._starts[:count],
@@ -70,10 +73,3 @@ class DecodeSteps:
     def latest(self, rows: Rows) -> Tensor:
         """Positions of the latest tokens, int32 `[B]`, from lengths on the device to where steps look for them."""
         return torch.sub(rows.seq_lens, 1, out=self._first_new[: rows.batch])
-
-    def _flag(self, whole: list[bool]) -> None:
-        """Say which rows attend to everything; those behind them pad the batch, and read nothing whatever they are."""
-        count = len(whole)
-        if self._flags[:count] != whole:
-            self._flags[:count] = whole
-            self._whole[:count].copy_(async_tensor_h2d(whole, self._whole.device, torch.bool))
