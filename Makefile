@@ -84,7 +84,7 @@ $(STAMP): pyproject.toml constraints.txt $(NATIVE)
 # Ours was called `saccade` before: vLLM would load the plugin of each.
 	@$(PIP) uninstall -qq --yes saccade
 # The one that comes with Python 3.11 looks at every file of every version, and takes half as long again.
-	@$(INSTALL) --upgrade pip || echo "setup: going on with $$($(RUN) -m pip --version)"
+	@$(INSTALL) --upgrade 'pip>=25' || echo "setup: going on with $$($(RUN) -m pip --version)"
 # What constraints.txt lists is what `.[dev]` asks for; the C kernels are compiled meanwhile.
 	@$(INSTALL) --no-deps --editable . & ours=$$!; $(INSTALL) --requirement constraints.txt; theirs=$$?; wait $$ours && exit $$theirs
 	@touch $@

@@ -51,7 +51,7 @@ def test_found_on_the_first_long_prompt(way: str, caplog: pytest.LogCaptureFixtu
         steps = run.stats().steps
         found = said(model, LONG, **WAYS[way])
         layers = run.policy.options.model_dump()["reselect"]
-        assert run.recipe().reselect == layers
+        assert run.recipe().reselect == run.recipe().layers_of("less_is_more") == layers
         assert run.stats().steps > steps
     (told,) = (one.message for one in caplog.records if "selects again" in one.message)
     assert "key tokens" in told and "kept in" in told

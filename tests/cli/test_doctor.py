@@ -93,6 +93,11 @@ def test_what_recipes_know_of_a_model(invoke: Invoke, fails: Fails, model_folder
     assert said() == ("tidal; re-selection layers: not looked for; retrieval heads: layers:0+3", make)
     saccade.Recipe(shape, saccade.policy("tidal", reselect=3), (3, 4)).write(folder / "saccade.json")
     assert said() == ("tidal:reselect=3; re-selection layers: 3+4; retrieval heads: not looked for", "")
+    own = saccade.Recipe(shape, saccade.policy("tidal"), layers={"tidal": (4,), "less_is_more": ()})
+    own.write(folder / "saccade.json")
+    assert said() == ("tidal; re-selection layers: tidal 4, less_is_more none; retrieval heads: not looked for", "")
+    replace(own, reselect=(3,)).write(folder / "saccade.json")
+    assert "layers: tidal 4, less_is_more none, others 3;" in said()[0]
     (folder / "saccade.json").write_text("{", encoding="utf-8")
     assert said()[0].startswith(f"recipe {folder}/saccade.json: not JSON") and said()[1] == make
 

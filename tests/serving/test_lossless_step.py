@@ -16,7 +16,7 @@ from vllm.v1.attention.backends.flash_attn import FlashAttentionMetadataBuilder
 from saccade.adapters.vllm.cache_dtype import digits
 from saccade.adapters.vllm.lossless import WORKER, speculation
 from saccade.adapters.vllm.options import drafting
-from saccade.adapters.vllm.worker import cuda
+from saccade.adapters.vllm.worker import backend, cuda
 from saccade.adapters.vllm.worker.cuda import SaccadeFlashBuilder
 from saccade.adapters.vllm.worker.room import room_of
 from saccade.adapters.vllm.worker.worker import serving_of
@@ -170,9 +170,17 @@ def expect_bounds(engine: CudaEngine, lengths: dict[int, int]) -> None:
 def test_over_8_bits_queries_come_as_stocks_layers_make_them(factors: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Quantised by the compiled model, which rounds them once: vLLM's kernel takes them so, and ours their digits."""
     engine = made(monkeypatch, PUBLISHED, "fp8")
-    common, drafts = engine.metadata([Row(0, 159), Row(1, 109)]), engine.random_qkv(2)
+    common, drafts, asked = engine.metadata([Row(0, 159), Row(1, 109)]), engine.random_qkv(2), dict[int, Tensor]()
+    ours = backend.attend
+    monkeypatch.setattr(backend, "attend", lambda *told, **more: asked.update({told[1]: told[2]}) or ours(*told, **more))
     outs = engine.layers_of(draft_builder(engine).build(0, common), common, drafts)
     assert all(bool(out.isfinite().all()) for out in outs)
+    # Factors differ from layer to layer.
+    for number, query in asked.items():
+        one = engine.layers[number]
+        told = one.query_quant(drafts[number][0].flatten(1), one._q_scale)[0].float() * one._q_scale
+        assert torch.equal(query, told.view_as(query))
+    assert set(asked) == {*range(2, 12)}, "the first two are dense, and vLLM's"
     assert all(steps == 2 for *_, steps in engine.serving.counters.totals())
     layer = engine.layers[3]
     assert layer.query_quant is not None

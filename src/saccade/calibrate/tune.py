@@ -154,7 +154,7 @@ class Tuning:
             judged = KeyTokens(target, texts, tuple(texts.passages(subject.tokenizer, wants)))
         order = tuple(numpy.random.default_rng(common.seed).permutation(len(judged)).tolist())
         search = None
-        if not settings.policies and known.reselect is None and context >= Passage(()).shortest:
+        if not settings.policies and known.layers_of("tidal") is None and context >= Passage(()).shortest:
             fitting = [budget for budget in budgets if TIMES * budget <= context] or [context // TIMES]
             other = replace(common, output_dir=common.output_dir / SEARCH, recipe=None, task="")
             budget = str(fitting[len(fitting) // 2])

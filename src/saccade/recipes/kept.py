@@ -98,11 +98,11 @@ def known(model: str) -> tuple[str, str]:
     if recipe is not None:
         layers, roles = _layers(recipe), recipe.roles or "not looked for"
         told = f"{recipe.policy}; re-selection layers: {layers}; retrieval heads: {roles}"
-        found = recipe.reselect is not None or recipe.policy.plan(recipe.model).guessed is None
+        found = recipe.reselect is not None or bool(recipe.layers) or recipe.policy.plan(recipe.model).guessed is None
     return "; ".join((told, *kept)), "" if found else make
 
 
 def _layers(recipe: Recipe) -> str:
-    told = {"": recipe.reselect, **recipe.layers}.items()
-    words = (f"{'+'.join(map(str, layers)) or 'none'} {name}".strip() for name, layers in told if layers is not None)
+    told = {**recipe.layers, "others" if recipe.layers else "": recipe.reselect}.items()
+    words = (f"{name} {'+'.join(map(str, layers)) or 'none'}".strip() for name, layers in told if layers is not None)
     return ", ".join(words) or "not looked for"

@@ -97,8 +97,9 @@ class Recipe(Kept):
             "found": dict(self.found),
             "scores": dict(self.scores),
             "versions": dict(self.versions),
-            "layers": {name: list(layers) for name, layers in self.layers.items()},
         }
+        if self.layers:  # earlier versions read files without
+            data["layers"] = {name: list(layers) for name, layers in self.layers.items()}
         try:
             return json.dumps(data, indent=2, allow_nan=False) + "\n"
         except (TypeError, ValueError) as error:

@@ -185,7 +185,7 @@ class SparseLayer:
         sparse, count = part.sparse, step.num_actual_tokens
         if sparse is not None:
             own, kv = sparse.tokens, self.view(layer, kv_cache, sparse.rows)
-            if query.dtype != output.dtype:  # vLLM's layer has quantised it
+            if query.itemsize == 1:  # vLLM's layer has quantised it
                 query = digits(query, layer._q_scale).to(output.dtype)
             softmax = Softmax(self.scale, self.sinks, self.logits_soft_cap or None)
             if own is None:
