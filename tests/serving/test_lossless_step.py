@@ -172,7 +172,7 @@ def test_over_8_bits_queries_come_as_stocks_layers_make_them(factors: int, monke
     engine = made(monkeypatch, PUBLISHED, "fp8")
     common, drafts, asked = engine.metadata([Row(0, 159), Row(1, 109)]), engine.random_qkv(2), dict[int, Tensor]()
     ours = backend.attend
-    monkeypatch.setattr(backend, "attend", lambda *told, **more: asked.update({told[1]: told[2]}) or ours(*told, **more))
+    monkeypatch.setattr(backend, "attend", lambda *got, **more: asked.update({got[1]: got[2]}) or ours(*got, **more))
     outs = engine.layers_of(draft_builder(engine).build(0, common), common, drafts)
     assert all(bool(out.isfinite().all()) for out in outs)
     # Factors differ from layer to layer.
