@@ -241,7 +241,7 @@ def answered(engine: LLM, asked: Asked, name: str) -> tuple[dict[str, Heard], St
 
 def kept(engine: LLM) -> dict[str, float]:
     """How far the blocks of an answer are from those of the same text as a prompt: the largest differences."""
-    worker, seen, (ids,) = runner(engine), list[list[int]](), prompts(90, start=20000)
+    worker, seen, (ids,) = runner(engine), list[list[int]](), prompts(120, start=20000)
     stock = SelfSpeculator.propose
 
     def propose(speculator: Any, batch: Any, *given: Any, **more: Any) -> Any:
@@ -253,7 +253,7 @@ def kept(engine: LLM) -> dict[str, float]:
         given = TokensPrompt(prompt_token_ids=prompt, cache_salt=salt)
         return engine.generate([given], settings, use_tqdm=False)[0]
 
-    text = ids + list(ask(ids, "kept", 80).outputs[0].token_ids)
+    text = ids + list(ask(ids, "kept", 46).outputs[0].token_ids)
     with patch.object(SelfSpeculator, "propose", propose):
         full = ask(text, "kept", 1).num_cached_tokens // 32
         found = seen[-1][:full]
