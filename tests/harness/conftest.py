@@ -17,7 +17,6 @@ from saccade.checkpoints.bundled import model_path
 
 RULER = ("niah_multikey_2", "ruler_fwe")
 """Two of those whose texts are made of words and numbers, of which the example asks all."""
-LENGTH = 1024
 
 Ask = Callable[..., dict[str, list[str]]]
 
@@ -29,7 +28,7 @@ def bundled() -> str:
 
 @pytest.fixture(scope="session")
 def ruler(bundled: str) -> dict[str, Any]:
-    """The tasks, loaded: of 500 texts the first, which tests ask, from fewer words, and no look at all other tasks."""
+    """The tasks, loaded: of 500 texts the first, which tests ask, from fewer words; short answers."""
     import lm_eval.tasks
     import wonderwords
 
@@ -38,8 +37,11 @@ def ruler(bundled: str) -> dict[str, Any]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("tqdm.tqdm", lambda numbers, **_: numbers[:1])
         patch.setattr("wonderwords.RandomWord", lambda: SimpleNamespace(_categories=words))
-        given = {"pretrained": bundled, "max_seq_lengths": [LENGTH]}
-        return lm_eval.tasks.TaskManager(include_path=folder, include_defaults=False, metadata=given).load(list(RULER))
+        given = {"pretrained": bundled, "max_seq_lengths": [1024]}
+        found = lm_eval.tasks.TaskManager(include_path=folder, include_defaults=False, metadata=given).load(list(RULER))
+    for task in found["tasks"].values():
+        task.config.generation_kwargs["max_gen_toks"] = 24
+    return found
 
 
 @pytest.fixture(scope="session")

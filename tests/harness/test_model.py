@@ -19,7 +19,7 @@ from walking import among
 
 SMALL = "tidal:budget=48,reselect=7"
 POLICIES = [SMALL, "quest:budget=64", "tidal:budget=48,reselect=7,rectify=16", "lychee_cluster:budget=128"]
-NEW, QUESTION = 12, 40
+NEW, QUESTION = 8, 20
 
 Said = dict[str, list[str]]
 Ask = Callable[..., Said]
@@ -118,7 +118,7 @@ def test_verified_answers_are_dense(made: Model, text: str) -> None:
 
 @pytest.mark.parametrize("policy", among(POLICIES[2:], POLICIES[3:]))
 def test_padded_rows_say_what_each_says_alone(made: Model, text: str, policy: str) -> None:
-    prompts = [text[-2500:], text[-900:], text[-120:]]
+    prompts = [text[-1500:], text[-700:], text[-120:]]
     alone, together = (made(policy, question_tokens=QUESTION, batch_size=rows) for rows in (1, 3))
     assert together.generate_until(requests(*prompts)) == alone.generate_until(requests(*prompts))
 
