@@ -102,7 +102,7 @@ class Finding:
         if self.found is None:
             raise PolicyError(f"{self.note}; there is none yet: name one, reselect=LAYER, or calibrate layers")
         layers = tuple(self.found.options.model_dump()["reselect"])
-        return Recipe(self.shape, self.found, layers, found={"sparsify": self.about}, layers={self.found.name: layers})
+        return Recipe(self.shape, self.found, layers, found={"sparsify": self.about})
 
     def _passages(self, tokens: list[int]) -> Iterator[Passage]:
         """Of the prompt and, where there is a tokenizer, of Python's reference in turn, from their ends."""

@@ -162,8 +162,8 @@ class Run:
         """
         if self._finding is not None:
             return self._finding.recipe()
-        told = self.policy.options.model_dump().get("reselect")
-        return Recipe(shape_of_model(self.model), self.policy, told, layers={self.policy.name: told} if told else {})
+        layers = self.policy.options.model_dump().get("reselect")
+        return Recipe(shape_of_model(self.model), self.policy, layers)
 
     def restore(self) -> None:
         """Give the model its stock behaviour back; does nothing the second time."""

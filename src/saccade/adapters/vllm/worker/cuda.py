@@ -99,8 +99,8 @@ class SaccadeFlashBuilder(SparseBuilder, FlashAttentionMetadataBuilder):
 class SaccadeFlashAttention(SparseLayer, FlashAttentionImpl):
     """One layer; what it is asked with has all its digits, also where the cache is quantised.
 
-    But for a lossless engine's: stock's compiled layers quantise queries that were never rounded to the model's dtype,
-    and so do its. The first that is made lets memory be set aside, which vLLM then counts as the model's.
+    Not in a lossless engine, whose layers quantise queries as stock's do: in the compiled model, where they were never
+    rounded to the model's dtype. The first that is made lets memory be set aside, which vLLM counts as the model's.
     """
 
     supports_quant_query_input: bool
