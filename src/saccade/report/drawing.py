@@ -47,15 +47,15 @@ def canvas(width: float, height: float, font: float = 9.5) -> Iterator[Figure]:
 
 
 def as_svg(figure: Figure) -> str:
-    """The figure as SVG text, its lines to a hundredth of a point."""
+    """The figure as SVG text to a hundredth of a point, without indentation."""
     # A finished layout is fixed: its solver's last bits vary between runs, and SVG names clips by them.
     figure.draw_without_rendering()
     figure.set_layout_engine("none")
     for axes in figure.axes:
         axes.set_position(tuple(round(edge, 6) for edge in axes.get_position(original=True).bounds))
-    buffer = io.StringIO()
-    figure.savefig(buffer, format="svg", metadata={"Date": None}, facecolor=PAPER)
-    return re.sub(r"([ML] -?\d+\.\d\d)\d*( -?\d+\.\d\d)\d*", r"\1\2", buffer.getvalue())
+    svg = io.StringIO()
+    figure.savefig(svg, format="svg", metadata={"Date": None}, facecolor=PAPER)
+    return re.sub(r"\n +", "\n", re.sub(r'((?:[ML] |[xy]=")-?\d+\.\d\d)\d*( -?\d+\.\d\d)?\d*', r"\1\2", svg.getvalue()))
 
 
 def inline(figure: Figure, name: str) -> str:
