@@ -9,9 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.tables import decoding, front, page, serving
+from benchmarks.tables import decoding, front, serving
 from benchmarks.tables.blocks import BLOCKS, PICTURES, drawn, pages
-from benchmarks.tables.page import DOCS, RESULTS, Made, filled, typed, unmade
+from benchmarks.tables.page import DOCS, Made, filled, typed, unmade
+from claims import stored
 from claims.judging.discovery import found
 from docs import hooks
 from limits import LIMITS, limit
@@ -54,7 +55,8 @@ def test_every_block_and_every_result_is_on_a_page() -> None:
     asked = {name for path in pages() for name in re.findall(r"<!-- made: ([\w-]+) -->", path.read_text("utf-8"))}
     assert asked == set(BLOCKS)
     judged = {Path(getattr(listed.claim.settings, "file", "")).stem for listed in found().values()}
-    assert {path.stem for path in RESULTS.glob("*.json")} <= {block.file for block in BLOCKS.values()} | judged
+    kept = {path.name.partition(".")[0] for path in stored.RESULTS.iterdir() if path.is_file()}
+    assert kept <= {block.file for block in BLOCKS.values()} | judged
 
 
 @pytest.mark.parametrize("path", written(), ids=named)
@@ -80,7 +82,7 @@ def test_pages_are_short() -> None:
 
 
 def test_a_block_without_results_says_what_makes_it(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(page, "RESULTS", tmp_path)
+    monkeypatch.setattr(stored, "RESULTS", tmp_path)
     block = Made(lambda results: [results["line"]], "speed", "saccade bench")
     assert "`saccade bench` writes `speed.json`" in block.text()
     (tmp_path / "speed.json").write_text('{"line": "| 1 |"}', encoding="utf-8")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
@@ -12,12 +11,13 @@ from claims.gates import page as gates
 from claims.gates.variants import VARIANTS
 from claims.judging import page as verdicts
 from claims.judging.claim import PAPERS
+from claims.stored import stored, stored_json
 from saccade.adapters.vllm.vllm_api import VERSIONS
 from saccade.checkpoints.versions import TRIED
 from saccade.files import replace_text
 
 from . import counted, decoding, front, lossless, pictures, quality, serving
-from .page import DOCS, RESULTS, ROOT, Made, Results, filled
+from .page import DOCS, ROOT, Made, Results, filled
 
 _DECODE = (
     "taskset -c 0 python -m benchmarks decode --context 0,32768,131072 --threads 1 --steps 9 "
@@ -133,7 +133,7 @@ def _trial() -> str:
 
 def _of(file: str, draw: Callable[[Results], str]) -> str:
     """What is drawn from a file of results."""
-    return draw(json.loads((RESULTS / f"{file}.json").read_text(encoding="utf-8")))
+    return draw(stored_json(f"{file}.json", "the command beside its table"))
 
 
 PICTURES: Mapping[str, Callable[[], str]] = {
@@ -141,7 +141,7 @@ PICTURES: Mapping[str, Callable[[], str]] = {
     "lossless_h200.svg": partial(_of, "serve_h200", lossless.picture),
     "demo_accuracy.svg": partial(_of, "demo", pictures.answers),
     "demo_recall.svg": partial(_of, "demo", pictures.recalls),
-    **({gates.PICTURE: _trial} if (RESULTS / "gates.json").is_file() else {}),
+    **({gates.PICTURE: _trial} if stored("gates.json").is_file() else {}),
     **{verdicts.picture_name(paper): partial(verdicts.paper_picture, paper) for paper in verdicts.pictured()},
 }
 """Files in docs/images, and what draws them."""

@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from claims.stored import stored, stored_json
 from saccade.errors import SaccadeError
 from saccade.report.labels import family, labels
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
-RESULTS = DOCS / "results"
 
 _BLOCK = re.compile(r"(?P<begin><!-- made: (?P<name>[\w-]+) -->\n).*?(?P<end><!-- end -->)", re.DOTALL)
 _LISTED = re.compile(r"<!-- begin: .*?<!-- end -->", re.DOTALL)
@@ -40,11 +39,11 @@ class Made:
 
     def text(self) -> str:
         """Lines, an empty one around them; where the file is not there, what would make it."""
-        path = RESULTS / f"{self.file}.json"
-        if self.file and not path.is_file():
-            lines: Sequence[str] = [f"*To be measured for this version: `{self.command}` writes `{path.name}`.*"]
+        name = f"{self.file}.json"
+        if self.file and not stored(name).is_file():
+            lines: Sequence[str] = [f"*To be measured for this version: `{self.command}` writes `{name}`.*"]
         else:
-            lines = self.lines(json.loads(path.read_text(encoding="utf-8")) if self.file else {})
+            lines = self.lines(stored_json(name, self.command) if self.file else {})
         # What stands below a table says where it comes from, in small print.
         return "\n".join(
             ["", *(line if not line or line[0] in "|*!" else f"<small>{line}</small>" for line in lines), "", ""]
@@ -113,4 +112,4 @@ def source(command: str, file: str, root: str = "") -> str:
     """The command, by its name of today, and a link to what it wrote."""
     if "--clients" in command:
         command = command.replace("saccade bench serve", "python -m benchmarks serve")
-    return f"`{command}` ([{file}.json]({root}results/{file}.json))"
+    return f"`{command}` ([{file}.json]({root}results/{stored(f'{file}.json').name}))"

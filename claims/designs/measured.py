@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import hashlib
-import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, ClassVar
 
 from saccade.errors import SaccadeError
@@ -14,8 +12,7 @@ from saccade.errors import SaccadeError
 from ..judging.claim import Sample
 from ..judging.effects import QUARTILES, TEXTS
 from ..judging.study import Study
-
-RESULTS = Path(__file__).parents[2] / "docs" / "results"
+from ..stored import stored_bytes, stored_json
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,15 +52,11 @@ class Measured:
     def conditions(self, study: Study) -> dict[str, Any]:
         """The file's own, and which file it is."""
         content = self._content()
-        digest = hashlib.sha256((RESULTS / self.file).read_bytes()).hexdigest()
+        digest = hashlib.sha256(stored_bytes(self.file, self.command)).hexdigest()
         return {**content["environment"], "file": self.file, "sha256": digest, "measured_by": self.command}
 
     def _content(self) -> Mapping[str, Any]:
-        path = RESULTS / self.file
-        if not path.is_file():
-            raise SaccadeError(f"{path.name} is not in docs/results; `{self.command}` makes it")
-        content: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-        return content
+        return stored_json(self.file, self.command)
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,13 +7,14 @@ from dataclasses import replace
 from math import nan
 from typing import Any
 
-from ..gates.answers import read_trial
+from ..gates.answers import whole_trial
 from ..gates.choice import Choice
 from ..gates.page import command
 from ..judging.claim import Group, Sample, Test
 from ..judging.study import Study
-from .measured import RESULTS
+from ..stored import stored_bytes, stored_json
 
+MAKES = "python -m claims gates"
 CHOSEN = "hardkuma"
 """The arm of the variant that stands for HardKuma."""
 NEAR = "open@near"
@@ -37,14 +38,14 @@ def trial_of(file: str, study: Study, choice: Choice) -> dict[str, Any]:
     Raises:
         SaccadeError: it is not there, or holds another model's gates, or such as `choice` does not speak of.
     """
-    trial = read_trial(RESULTS / file, study.subject.shape)
+    trial = whole_trial(stored_json(file, MAKES), file, study.subject.shape)
     choice.refuse_others(trial)
     return trial
 
 
 def file_conditions(file: str, study: Study, choice: Choice) -> dict[str, Any]:
     """The trial's machine and versions, and which file it is."""
-    digest = hashlib.sha256((RESULTS / file).read_bytes()).hexdigest()
+    digest = hashlib.sha256(stored_bytes(file, MAKES)).hexdigest()
     trial = trial_of(file, study, choice)
     made_by = command(run["variant"] for run in trial["runs"])
     return {**trial["environment"], "file": file, "sha256": digest, "measured_by": made_by}

@@ -111,9 +111,13 @@ def read_trial(path: Path, shape: ModelShape) -> dict[str, Any]:
     """
     if not path.is_file():
         raise SaccadeError(f"{str(path)!r} is not there; `python -m claims gates` makes it")
-    trial = read_json(path)
+    return whole_trial(read_json(path), str(path), shape)
+
+
+def whole_trial(trial: dict[str, Any], name: str, shape: ModelShape) -> dict[str, Any]:
+    """The same content, if it is of trained gates and of this model; errors name the file."""
     if not trial.get("runs") or "target" not in trial:
-        raise OutputError(f"{str(path)!r} holds no trained gates")
+        raise OutputError(f"{name!r} holds no trained gates")
     if trial["weights"] != shape.weights:
-        raise SaccadeError(f"{str(path)!r} holds gates of {trial['model']}, another model's")
+        raise SaccadeError(f"{name!r} holds gates of {trial['model']}, another model's")
     return trial

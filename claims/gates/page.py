@@ -7,6 +7,7 @@ from statistics import fmean
 
 from saccade.report.wording import grouped
 
+from ..stored import stored
 from .table import Results
 from .variants import VARIANTS
 
@@ -41,7 +42,8 @@ def section(results: Results) -> list[str]:
     own, heads_each = results["environment"], results["kv_heads"]
     told = f"{results['target']} gates of {len(results['layers']) * heads_each} wanted open beside the first layer's "
     told += f"{heads_each}, {steps}, {results['seeds']} seeds, least to most. {own['device']}, {own['dtype']}, torch "
-    told += f"{own['versions']['torch']}, {own['date'][:10]}. `{command(variants)}` ([gates.json](results/gates.json))"
+    told += f"{own['versions']['torch']}, {own['date'][:10]}. `{command(variants)}` "
+    told += f"([gates.json](results/{stored('gates.json').name}))"
     image = f"![Expected open gates, multiplier and loss over the steps of each training](images/{PICTURE})"
     return [*lines, "", told, "", image]
 

@@ -18,7 +18,7 @@ from benchmarks.serve.clients import ClientsJob, ClientsSettings
 from benchmarks.serve.load import Load, LoadedEngine
 from benchmarks.serve.rows import percentiles, row_of_load, under_load
 from benchmarks.serve.table import load_table
-from benchmarks.tables.page import RESULTS
+from claims.stored import RESULTS
 from commands import Fails, Invoke
 from saccade import SaccadeError
 from saccade.bench import engines

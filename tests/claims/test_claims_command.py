@@ -16,7 +16,7 @@ import pytest
 import torch
 from synthetic import claim
 
-from claims.designs import measured
+from claims import stored
 from claims.designs.accumulated import Accumulated
 from claims.designs.continuation import Continuation
 from claims.designs.generation import Generation
@@ -303,7 +303,7 @@ def test_a_benchmark_s_file_is_judged(
     rows = [row("4 of 8 heads sparse", 16, 8), row("8 of 8 heads sparse", 16, 1), row("8 of 8 heads sparse", 32, 2)]
     where = {"device": "a GPU", "date": "2026-01-01T00:00:00+00:00"}
     (tmp_path / "file.json").write_text(json.dumps({"rows": rows, "environment": where}))
-    monkeypatch.setattr(measured, "RESULTS", tmp_path)
+    monkeypatch.setattr(stored, "RESULTS", tmp_path)
     faster = Test("8 of 8", "speedup", Group("hybrid: 8 of 8*"), bound=7.0)
     file = Measured("file.json", "python -m benchmarks.gpu.kernels", "kernels")
     monkeypatch.setattr(discovery, "found", lambda: {"C0": replace_claim(listed, file, faster)})

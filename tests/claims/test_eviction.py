@@ -17,6 +17,7 @@ from claims.eviction.asking import DENSE, Asking
 from claims.eviction.exchange import Cell, Prompt, Said, prompts_of, read_answers, write_prompts
 from claims.eviction.join import agreement, rows_of
 from claims.eviction.report import section
+from claims.stored import stored_bytes
 from commands import Invoke
 from saccade.errors import OutputError
 from saccade.eval.context import built_in_contexts
@@ -199,7 +200,6 @@ def test_one_prefill_shows_presses_what_their_own_would(model: Any, prompts: lis
             torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-5)
 
 
-ROOT = Path(__file__).resolve().parents[2]
 SMALL = ("--context", "1100", "--limit", "3", "--budget", "48,64", "--policy", "quest")
 
 CLAIMED = (
@@ -271,13 +271,13 @@ def test_a_failure_of_the_other_side_is_told(invoke: Invoke, model_folder: Path,
 
 
 def test_the_published_results_are_whole() -> None:
-    file = ROOT / "docs/results/eviction.json"
-    results = json.loads(file.read_text(encoding="utf-8"))
+    text = stored_bytes("eviction.json", "python -m claims eviction").decode()
+    results = json.loads(text)
     assert results["dense"]["same_tokens"] == results["dense"]["prompts"] == 48
     assert results["pipeline"]["same"] == results["pipeline"]["compared"]
     assert {row["n"] for row in results["rows"]} == {48}
     # Nothing of the machine that it was made on.
-    assert not re.search(r"/(home|root|tmp|work|usr)\b", file.read_text(encoding="utf-8"))
+    assert not re.search(r"/(home|root|tmp|work|usr)\b", text)
     right = {(row["method"], row["protocol"], row["budget"]): row["correct"] for row in results["rows"]}
     for method, protocol, budget, counted in CLAIMED:
         assert right[method, protocol, budget] == counted

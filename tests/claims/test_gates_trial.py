@@ -14,8 +14,8 @@ from xml.etree import ElementTree
 
 import pytest
 
+from claims import stored
 from claims.__main__ import app
-from claims.designs import trial as trial_module
 from claims.designs.packages import PackageProblems
 from claims.designs.retrieving import Retrieving, cut
 from claims.designs.trained import Trained
@@ -339,7 +339,7 @@ def test_the_page_tells_where_seeds_have_ended_and_what_answers_roles_keep() -> 
 
 @pytest.fixture
 def study(model_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Study:
-    monkeypatch.setattr(trial_module, "RESULTS", tmp_path)
+    monkeypatch.setattr(stored, "RESULTS", tmp_path)
     study = Study(str(model_folder), tmp_path / "study", "cpu", criteria="0", draft=True)
     study.folder.mkdir()
     hold(study, tmp_path, made_up(share=(2, 0.9)))

@@ -12,15 +12,13 @@ import pytest
 from claims.promise import simulation
 from claims.promise.command import error_table, power_table
 from claims.promise.simulation import Grid, World, errors
+from claims.stored import stored_json
 from commands import Invoke
-
-ROOT = Path(__file__).resolve().parents[2]
 
 
 @pytest.fixture(scope="module")
 def published() -> dict[str, Any]:
-    results: dict[str, Any] = json.loads((ROOT / "docs/results/promise.json").read_text())
-    return results
+    return stored_json("promise.json", "python -m claims promise")
 
 
 def test_a_run_gives_json_and_two_tables(invoke: Invoke, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -122,8 +122,7 @@ class SaccadeLM(HFLM):
 
         def feed(first: int, stop: int) -> Any:
             inputs = {"attention_mask": mask[:, :stop], "position_ids": positions[:, first:stop]}
-            given = tokens[:, first:stop]
-            output = self.model(given, **cached(self.model, cache), logits_to_keep=1, **inputs)
+            output = self.model(tokens[:, first:stop], **cached(self.model, cache), logits_to_keep=1, **inputs)
             return output[cache_argument(self.model)]
 
         if done:

@@ -47,15 +47,18 @@ def canvas(width: float, height: float, font: float = 9.5) -> Iterator[Figure]:
 
 
 def as_svg(figure: Figure) -> str:
-    """The figure as SVG text to a hundredth of a point, without indentation."""
+    """The figure as SVG text to a hundredth of a point, without indentation, each style written once."""
     # A finished layout is fixed: its solver's last bits vary between runs, and SVG names clips by them.
     figure.draw_without_rendering()
     figure.set_layout_engine("none")
     for axes in figure.axes:
         axes.set_position(tuple(round(edge, 6) for edge in axes.get_position(original=True).bounds))
     svg = io.StringIO()
-    figure.savefig(svg, format="svg", metadata={"Date": None}, facecolor=PAPER)
-    return re.sub(r"\n +", "\n", re.sub(r'((?:[ML] |[xy]=")-?\d+\.\d\d)\d*( -?\d+\.\d\d)?\d*', r"\1\2", svg.getvalue()))
+    figure.savefig(svg, metadata=dict.fromkeys(("Creator", "Date", "Format", "Type")), format="svg", facecolor=PAPER)
+    text = re.sub(r'((?:[ML] |[xy]=")-?\d+\.\d\d)\d*( -?\d+\.\d\d)?\d*', r"\1\2", svg.getvalue())
+    text, styles = re.sub(r'(\n) +| transform="rotate\(-0 [^"]*"', r"\1", text), dict[str, int]()
+    text = re.sub(r'style="([^"]*)"', lambda one: f'class="s{styles.setdefault(one[1], len(styles))}"', text)
+    return text.replace("</style>", "".join(f".s{at}{{{style}}}" for style, at in styles.items()) + "</style>", 1)
 
 
 def inline(figure: Figure, name: str) -> str:
@@ -63,9 +66,8 @@ def inline(figure: Figure, name: str) -> str:
 
     `name` is in every id of the element: no two of a page may have the same.
     """
-    svg, needless = as_svg(figure), r'<metadata>.*?</metadata>|<style.*?</style>| xmlns(:xlink)?="[^"]*"'
-    svg = re.sub(needless, "", svg[svg.index("<svg") :], flags=re.S)
-    svg = re.sub(r'(\bid="|href="#|url\(#)', rf"\g<1>{name}-", svg)
+    svg = re.sub(r' xmlns(:xlink)?="[^"]*"|(?<="text/css">)[^}]*}', "", as_svg(figure))
+    svg = re.sub(r'(\bid="|href="#|url\(#|class="|\.(?=s\d+{))', rf"\g<1>{name}-", svg[svg.index("<svg") :])
     for shade, (color, _) in SHADES.items():
         svg = re.sub(f"{color}\\b", f"var(--{shade})", svg)
     return svg

@@ -99,8 +99,7 @@ def _engine(vllm_config: Any, options: ServeOptions) -> list[str]:
     if kv_heads % ranks:
         split = "unevenly, and a head's group cannot be split"
         reasons.append(f"tensor_parallel_size={ranks} splits {kv_heads} KV heads {split}")
-    dtype = reasons_against_dtype(cache)
-    return [*reasons, *(dtype or _bytes(vllm_config))]
+    return [*reasons, *(reasons_against_dtype(cache) or _bytes(vllm_config))]
 
 
 def _bytes(vllm_config: Any) -> list[str]:
