@@ -10,6 +10,7 @@ from saccade.cli.options import Device, Model, flag
 from saccade.errors import SaccadeError
 
 from .accumulation.command import accumulation
+from .comparison.command import compare
 from .eviction.command import eviction
 from .gates.command import gates, roles
 from .judging.command import ClaimsByNumber, Record, Workers, run, run_all, show_ledger
@@ -22,6 +23,7 @@ app = typer.Typer(
 )  # fmt: skip
 app.command()(run)
 app.command()(accumulation)
+app.command()(compare)
 app.command()(eviction)
 app.command()(gates)
 app.command()(roles)

@@ -1,0 +1,72 @@
+"""`python -m claims compare`: which method at an equal budget, on a model that people know."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+from saccade.cli.options import Device, Dtype, JsonFile, Model, Seed, count, words
+
+
+def compare(
+    model: Model = None,
+    budgets: Annotated[str, words("N,N", "Budgets in tokens.")] = "256,1024",
+    context: Annotated[int, count("Length of the texts in tokens.")] = 8192,
+    texts: Annotated[int, count("Texts that share no token.")] = 40,
+    asked: Annotated[int, count("Questions about each.")] = 12,
+    task: Annotated[str, words("NAME", "How facts are stated: kv, listing, records or passkey.")] = "kv",
+    output_dir: Annotated[Path, words("DIR", "Folder; an interrupted run goes on there.")] = Path("results/compared"),
+    device: Device = "auto",
+    dtype: Dtype = "auto",
+    threads: Annotated[int, count("CPU threads of decoding.", maximum=1024)] = 1,
+    seed: Seed = 20,
+    json: JsonFile = None,
+) -> None:
+    """Ask every method the same questions about the same texts, at equal budgets.
+
+    Texts are sources of installed packages with facts hidden in them. Layers and roles are those of the recipe beside
+    the model: calibrate first. You get a table: right answers with a 95% interval over texts, those less Quest's at the
+    same budget, what a step reads of the cache, its index included.
+
+    Example:
+
+      python -m claims compare --model ./Qwen2.5-Coder-1.5B --budgets 256,1024 --json compared.json
+    """
+    # Imported here, so that --help and a mistyped option do not wait for torch.
+    from saccade.cli.terminal import progress, quiet_libraries, show
+    from saccade.eval.entry import parse_budgets
+    from saccade.eval.output import check_file, check_folder, write_json
+    from saccade.report.table import new_table
+
+    from ..designs.questions import Questions
+    from ..judging.study import Study
+    from .rows import arms_of, rows_of
+
+    quiet_libraries()
+    check_folder(output_dir)
+    if json is not None:
+        check_file(json)
+    study = Study(model, output_dir, device, dtype, threads)
+    arms = arms_of(study, parse_budgets(budgets), context)
+    asking = Questions(tuple(arms), task, (context, context), texts, asked, seed=seed)
+    with progress(asking.units(study)) as advance:
+        samples = asking.run(study, advance)
+    rows = rows_of(study, asking, arms, samples)
+    results: dict[str, Any] = {"task": task, "context": context, "rows": rows, "environment": asking.conditions(study)}
+    if json is not None:
+        write_json(json, results, indent=None)
+    table = new_table(
+        f"right of {rows[0]['n']} answers in {rows[0]['texts']} texts of {context:,} tokens",
+        ("policy", "right", "95% interval", "less quest", "95% interval", "cache read"),
+        words=("policy",),
+    )
+    for row in rows:
+        less = row.get("less_quest")
+        paired = ("", "") if less is None else (f"{less:+.3f}", _interval(row["less_quest_interval"]))
+        cells = (f"{row['right']:.3f}", _interval(row["interval"]), *paired, f"{row['cache_read']:.1%}")
+        table.add_row(row["spec"], *cells)
+    show(table)
+
+
+def _interval(ends: tuple[float, float] | None) -> str:
+    return "" if ends is None else f"{ends[0]:+.3f} to {ends[1]:+.3f}"

@@ -1,0 +1,62 @@
+"""Which arms are compared, and a row of figures for each."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from statistics import fmean
+from typing import Any
+
+from saccade.eval.entry import terms_of
+from saccade.methods.policy import Policy
+
+from ..designs.questions import Questions
+from ..judging.claim import Group, Sample, Test
+from ..judging.effects import effect_of
+from ..judging.study import Study
+
+DENSE = "dense"
+PAIRED = "quest:budget={}"
+"""What an arm is compared with, text by text, at its own budget."""
+ARMS = (
+    "streaming:budget={}", "streaming:budget={},dense_layers=2", PAIRED, "quest:budget={},heads=query",
+    "tidal:budget={}", "tidal:budget={},heads=query", "less_is_more:budget={}", "lychee_cluster:budget={}",
+    "token_clusters:budget={}", "token_clusters:budget={},cluster_size=16", "exact_topk:budget={}",
+)  # fmt: skip
+SHARES = ("resa:ratio={},min_pages=1", "resa:ratio={},min_pages=1,dense_layers=2")
+"""Of a method that keeps a share of the row: the share that makes its pages as many as the budget's."""
+ROLES = "lychee_decode:budget={}"
+"""Of a method that needs roles of heads: left out for a model without."""
+
+
+def arms_of(study: Study, budgets: Sequence[int], context: int) -> dict[str, int | None]:
+    """Arms, each with its budget; dense attention has none."""
+    given = (*ARMS, ROLES) if study.recipe is not None and study.recipe.roles is not None else ARMS
+    arms: dict[str, int | None] = {DENSE: None}
+    for budget in budgets:
+        arms |= dict.fromkeys((arm.format(budget) for arm in given), budget)
+        arms |= dict.fromkeys((arm.format(f"{budget / context:.6g}") for arm in SHARES), budget)
+    return arms
+
+
+def rows_of(
+    study: Study, asking: Questions, arms: dict[str, int | None], samples: Iterable[Sample]
+) -> list[dict[str, Any]]:
+    """A row for each arm: right answers with an interval over texts, those less Quest's, and what it reads."""
+    found, policies = list(samples), study.policies(arms)
+    return [_row(study, asking, arm, budget, policies[arm], found) for arm, budget in arms.items()]
+
+
+def _row(
+    study: Study, asking: Questions, arm: str, budget: int | None, policy: Policy, samples: Sequence[Sample]
+) -> dict[str, Any]:
+    own = [one for one in samples if one.arm == arm]
+    right = effect_of(Test("right answers", "right", Group(arm)), samples, asking.interval)
+    row: dict[str, Any] = {"policy": policy.name, "spec": str(policy), "budget": budget, "texts": right.n}
+    row |= {"n": right.n * asking.asked, "correct": round(sum(one.values["right"] for one in own) * asking.asked)}
+    row |= {"right": right.value, "interval": right.interval}
+    if budget is not None:
+        pair = Test("right answers less Quest's", "right", Group(arm), Group(PAIRED.format(budget)))
+        less = effect_of(pair, samples, asking.interval)
+        row |= {"less_quest": less.value, "less_quest_interval": less.interval}
+    row["share_attended"] = fmean(one.values["share"] for one in own)
+    return row | terms_of(policy, study.subject.shape, asking.lengths[1])
