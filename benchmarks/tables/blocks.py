@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 
+from claims.comparison import page as compared
 from claims.eviction.report import section as eviction
 from claims.gates import page as gates
 from claims.gates.variants import VARIANTS
@@ -17,7 +18,7 @@ from saccade.checkpoints.versions import TRIED
 from saccade.files import replace_text
 
 from . import counted, decoding, front, lossless, pictures, quality, serving
-from .page import DOCS, ROOT, Made, Results, filled
+from .page import DOCS, ROOT, Made, Results, filled, told
 
 _DECODE = (
     "taskset -c 0 python -m benchmarks decode --context 0,32768,131072 --threads 1 --steps 9 "
@@ -69,6 +70,17 @@ def _claims(paper: str) -> Made:
     return Made(lambda _: verdicts.paper_lines(paper))
 
 
+def _compare(thousands: int) -> str:
+    more = {8: "", 30: " --context 30720 --texts 24 --budgets 1024,4096"}[thousands]
+    command = f"python -m claims compare --model models/qwen2.5-coder-1.5b{more}"
+    return f"{command} --json docs/results/compared_{thousands}k.json"
+
+
+def _compared(lines: Callable[[Results], list[str]], root: str, thousands: int, results: Results) -> list[str]:
+    *body, asked = lines(results)
+    return [*body, f"{asked}; {told(results['environment'], _compare(thousands), f'compared_{thousands}k', root)}"]
+
+
 BLOCKS: Mapping[str, Made] = {
     "demo": Made(quality.demo, "demo", "make demo"),
     "verify": Made(quality.verify, "verify", "python tests/acceptance/check_verify.py 500 docs/results/verify.json"),
@@ -102,7 +114,9 @@ BLOCKS: Mapping[str, Made] = {
     "serve-h200-gemma3-ceiling": Made(serving.ceiling, "serve_h200_gemma3", "saccade bench serve"),
     "serve-h200-gptoss": _speed("serve_h200_gptoss"),
     "serve-h200-gptoss-ceiling": Made(serving.ceiling, "serve_h200_gptoss", "saccade bench serve"),
-    "front-methods": Made(front.methods, "demo", "make demo"),
+    "front-methods": Made(partial(_compared, compared.short, "docs/", 8), "compared_8k", _compare(8)),
+    "compared-8k": Made(partial(_compared, compared.whole, "", 8), "compared_8k", _compare(8)),
+    "compared-30k": Made(partial(_compared, compared.whole, "", 30), "compared_30k", _compare(30)),
     "front-speed": Made(front.speed, "serve_h200", "saccade bench serve"),
     "serve-cpu": Made(partial(serving.speed, file="serve_cpu"), "serve_cpu", _SERVE),
     "serve-clients-cpu": Made(

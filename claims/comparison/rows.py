@@ -54,7 +54,7 @@ def _row(
     row: dict[str, Any] = {"policy": policy.name, "spec": str(policy), "budget": budget, "texts": right.n}
     row |= {"n": right.n * asking.asked, "correct": round(sum(one.values["right"] for one in own) * asking.asked)}
     row |= {"right": right.value, "interval": right.interval}
-    if budget is not None:
+    if budget is not None and arm != PAIRED.format(budget):
         pair = Test("right answers less Quest's", "right", Group(arm), Group(PAIRED.format(budget)))
         less = effect_of(pair, samples, asking.interval)
         row |= {"less_quest": less.value, "less_quest_interval": less.interval}

@@ -1,0 +1,89 @@
+"""The comparison as tables: a short one in README, a whole one in docs/policies.md."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from saccade.methods.registry import describe
+from saccade.report.labels import full_layers, labels
+from saccade.report.wording import NOTHING, Row, frame, grouped
+
+_OF_SIZE = ("budget=", "ratio=", "min_pages=")
+"""Options that say how much is read, not which method reads it."""
+
+
+def short(results: Mapping[str, Any]) -> list[str]:
+    """A row for each method: right answers and what is read at every budget, without arms that vary `dense_layers`."""
+    budgets, rows = _budgets(results), _by_method(results)
+    heads = ["paper", "policy", *(f"right at {budget:,}" for budget in budgets), "cache read, index too"]
+    lines = _head(heads, words=2)
+    for name, own in rows.items():
+        if "dense_layers" not in name and "cluster_size" not in name:
+            at = [own.get(budget, own.get(None)) for budget in budgets]
+            read = " / ".join(dict.fromkeys(f"{row['cache_read']:.0%}" for row in at if row))
+            paper = describe(next(iter(own.values()))["policy"]).source
+            lines.append(_line([paper, f"`{name}`", *map(_right, at), read]))
+    return [*lines, "", _about(results)]
+
+
+def whole(results: Mapping[str, Any]) -> list[str]:
+    """A row for each arm: beside that its frame, and right answers less Quest's at the same budget."""
+    budgets = _budgets(results)
+    heads = ["policy", "sinks + window, dense layers"]
+    heads += [f"{what} at {budget:,}" for budget in budgets for what in ("right", "less `quest`", "cache read")]
+    lines = _head(heads, words=1)
+    for name, own in _by_method(results).items():
+        cells = [f"`{name}`", frame(next(iter(own.values())))]
+        for budget in budgets:
+            row = own.get(budget, own.get(None))
+            cells += [_right(row), _less(row, name), f"{row['cache_read']:.1%}" if row else NOTHING]
+        lines.append(_line(cells))
+    return [*lines, "", _about(results)]
+
+
+def _budgets(results: Mapping[str, Any]) -> list[int]:
+    return sorted({row["budget"] for row in results["rows"]} - {None})
+
+
+def _by_method(results: Mapping[str, Any]) -> dict[str, dict[int | None, Row]]:
+    """Rows by label and budget."""
+    here = results["environment"]
+    plain = {row["spec"]: _unsized(row["spec"]) for row in results["rows"]}
+    named = labels(plain.values(), here["kv_heads"], len(full_layers(here)))
+    found = grouped(results["rows"], lambda row: named[plain[row["spec"]]])
+    return {name: {row["budget"]: row for row in rows} for name, rows in found.items()}
+
+
+def _unsized(spec: str) -> str:
+    name, _, options = spec.partition(":")
+    return ":".join(filter(None, (name, ",".join(one for one in options.split(",") if not one.startswith(_OF_SIZE)))))
+
+
+def _right(row: Row | None) -> str:
+    return NOTHING if row is None else _with("{:.2f}", row["right"], "–", row["interval"])
+
+
+def _less(row: Row | None, name: str) -> str:
+    if row is None or "less_quest" not in row or name == "quest":
+        return NOTHING
+    return _with("{:+.3f}", row["less_quest"], " to ", row["less_quest_interval"])
+
+
+def _with(form: str, value: float, between: str, interval: Sequence[float] | None) -> str:
+    """A number and its interval, which few texts do not have."""
+    told = "" if interval is None else f" ({between.join(map(form.format, interval))})"
+    return form.format(value) + told
+
+
+def _about(results: Mapping[str, Any]) -> str:
+    row = results["rows"][0]
+    return f"{row['n']} questions about {row['texts']} texts of {results['context']:,} tokens"
+
+
+def _head(heads: Sequence[str], words: int) -> list[str]:
+    return [_line(heads), "|" + "---|" * words + "--:|" * (len(heads) - words)]
+
+
+def _line(cells: Sequence[str]) -> str:
+    return "| " + " | ".join(cells) + " |"

@@ -1,0 +1,81 @@
+"""`python -m claims compare`: its arms, its rows against sums by hand, and the tables that pages show of them."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from claims.comparison import page
+from claims.comparison.rows import arms_of
+from claims.judging.study import Study
+from claims.stored import stored_json
+from claims.subject import plain_subject
+from commands import Fails, Invoke
+from saccade.methods.policy import Policy
+from saccade.recipes.recipe import Recipe
+
+ASK = ("--context", 160, "--texts", 3, "--asked", 2, "--budgets", "48", "--device", "cpu")
+ROLES = "heads:0+1+2.0+3"
+
+
+def known(model: Path, folder: Path, roles: str | None) -> Path:
+    """A copy of the model with a recipe beside it."""
+    shutil.copytree(model, folder)
+    shape = plain_subject(str(folder), "cpu", "auto").shape
+    recipe = Recipe(shape, Policy.from_spec("streaming"), reselect=(3,), roles=roles, layers={"tidal": (4,)})
+    recipe.write(folder / "saccade.json")
+    return folder
+
+
+def test_rows_are_means_of_the_samples_in_pairs(invoke: Invoke, model_folder: Path, tmp_path: Path) -> None:
+    model, out, file = known(model_folder, tmp_path / "known", ROLES), tmp_path / "out", tmp_path / "rows.json"
+    asked = ("compare", "--model", model, *ASK, "--output-dir", out, "--json", file)
+    done = invoke(*asked)
+    assert done.exit_code == 0, done.output
+    results: dict[str, Any] = json.loads(file.read_text())
+    rows = {row["spec"]: row for row in results["rows"]}
+    head, *samples = map(json.loads, (out / "samples.jsonl").read_text().splitlines())
+    assert head["settings"]["lengths"] == [160, 160] and len(samples) == 3 * len(rows) == 3 * 15
+    right = {(one["spec"], one["problem"]): sum(one["right"]) / 2 for one in samples}
+    pages = [right["quest:budget=48", text] for text in range(3)]
+    for spec, row in rows.items():
+        own = [right[spec, text] for text in range(3)]
+        assert (row["n"], row["texts"], row["correct"]) == (6, 3, sum(own) * 2)
+        assert row["right"] == pytest.approx(sum(own) / 3) and spec in done.stdout.replace("\n", "")
+        if spec in ("dense", "quest:budget=48"):
+            assert "less_quest" not in row
+        else:
+            assert row["less_quest"] == pytest.approx(sum(own) / 3 - sum(pages) / 3)
+    # Layers of one's own method, roles of the recipe, and really sparse.
+    assert {"tidal:budget=48,reselect=4", "less_is_more:budget=48,reselect=3", f"lychee_decode:budget=48,roles={ROLES}",
+            "resa:ratio=0.3,min_pages=1"} < set(rows)  # fmt: skip
+    assert rows["dense"]["share_attended"] == 1 > rows["quest:budget=48"]["share_attended"]
+    assert {row["budget"] for row in results["rows"][1:]} == {48} and rows["dense"]["budget"] is None
+    kept = (out / "samples.jsonl").read_text()
+    assert invoke(*asked).exit_code == 0 and (out / "samples.jsonl").read_text() == kept
+    assert page.whole(results)[2].count("|") == page.whole(results)[0].count("|")
+
+
+def test_a_model_without_roles_has_no_arm_of_roles(model_folder: Path, tmp_path: Path) -> None:
+    study = Study(str(known(model_folder, tmp_path / "known", None)), tmp_path / "out", "cpu")
+    assert not [arm for arm in arms_of(study, (48, 64), 256) if arm.startswith("lychee_decode")]
+
+
+def test_nobody_calibrated_is_refused(fails: Fails, model_folder: Path, tmp_path: Path) -> None:
+    said = fails("compare", "--model", model_folder, *ASK, "--output-dir", tmp_path / "out")
+    assert "nobody has calibrated tidal:budget=48" in said
+
+
+def test_pages_show_every_method_once_and_no_pair_of_quest_with_itself() -> None:
+    results = stored_json("compared_8k.json", "python -m claims compare")
+    short, whole = page.short(results), page.whole(results)
+    policies = {row["policy"] for row in results["rows"]}
+    assert {line.split("`")[1].partition(":")[0] for line in short[2:-2]} == policies
+    (quest,) = (line for line in whole if line.startswith("| `quest` |"))
+    assert quest.count("| - |") == 2 and "+0.000" not in quest
+    dense = next(row for row in results["rows"] if row["spec"] == "dense")
+    assert f"{dense['right']:.2f}" in short[2] and f"{dense['n']} questions about {dense['texts']} texts" in short[-1]
