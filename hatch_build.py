@@ -36,7 +36,7 @@ FLAGS = (
 # Vectors wider than the base target's are passed to inlined functions only: the ABI note does not apply.
 QUIET = "-Wno-psabi"
 LIBRARIES = "-lm"
-SECONDS = 900  # 100 alone on a core; beside other work 300 did not do
+SECONDS = 900  # 15 to 40 alone on a core; beside other work several times that
 # How a library of macOS begins, on 64 bits; and where it says for which version it was made.
 MACH_O, LC_BUILD_VERSION = b"\xcf\xfa\xed\xfe", 0x32
 

@@ -11,6 +11,8 @@
 
 #define EXPORT __attribute__((visibility("default")))
 #define INLINE static inline __attribute__((always_inline))
+/* In a loop's body: the compiler leaves that loop as it is written. */
+#define SCALAR __asm__("")
 #ifdef __clang__
 #define UNROLL _Pragma("clang loop unroll(full)")
 #define SHUFFLE(type, a, b, ...) __builtin_shufflevector(a, b, __VA_ARGS__)

@@ -57,8 +57,10 @@ INLINE void NAME(keep_lanes)(const struct block *block, int group, vec sums[4][M
             if (count == LANES)
                 memcpy(scores + row * BLOCK + first, lanes, sizeof lanes);
             else
-                for (int token = first; token < first + count; token++)
+                for (int token = first; token < first + count; token++) {
+                    SCALAR; /* a few tokens: as vectors, a thousand copies of this loop were four fifths of the library */
                     scores[row * BLOCK + token] = lanes[block->lane[token]];
+                }
         }
     }
 }
