@@ -228,8 +228,7 @@ class Selection:
         """
         if self.unit == 1:
             return self.counts
-        missing = (-seq_lens).remainder(self.unit)
-        return self.counts * self.unit - missing[:, None]
+        return self.counts * self.unit - (-seq_lens).remainder(self.unit)[:, None]
 
 
 class Role(enum.Enum):

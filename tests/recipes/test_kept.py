@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from saccade import Policy, PolicyError, Recipe
-from saccade.recipes.kept import already_found, keep, kept_at
+from saccade.recipes.kept import already_found, keep, kept_at, with_layers
+from saccade.recipes.recipe import method_of
 from saccade.types import ModelShape
 
 SHAPE = ModelShape(layers=8, query_heads=4, kv_heads=2, head_dim=8, architecture="qwen3", weights="9f31c2")
@@ -49,6 +50,18 @@ def test_beside_the_model_comes_first(tmp_path: Path, folder: Path) -> None:
         found = already_found(LESS, model, SHAPE)
         assert found is not None and found[0] == Policy.from_spec(f"less_is_more:reselect={taken}")
         assert ("the recipe beside" in found[1]) == (taken == 6)
+
+
+def test_layers_of_the_method_itself_come_before_another_ones(tmp_path: Path, folder: Path) -> None:
+    """Wherever they lie: beside the model there may be what another method has found."""
+    Recipe(SHAPE, DENSE, (6,), layers={"tidal": (6,)}).write(tmp_path / "saccade.json")
+    query = Policy.from_spec("tidal:heads=query")
+    for policy in (LESS, query):
+        assert keep(Recipe(SHAPE, DENSE, (5,), layers={method_of(policy): (5,)}), policy) is not None
+        found = already_found(policy, str(tmp_path), SHAPE)
+        assert found is not None and found[0] == with_layers(policy, (5,))
+    found = already_found(Policy.from_spec("tidal"), str(tmp_path), SHAPE)
+    assert found is not None and "reselect=6" in str(found[0])
 
 
 def test_what_does_not_fit_is_none(tmp_path: Path) -> None:

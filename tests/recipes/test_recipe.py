@@ -20,8 +20,9 @@ import saccade
 from mangling import FREE, SHAPE
 from methods.refusing import check_line
 from methods.test_policy import OPTIONS
-from saccade import Recipe
+from saccade import Policy, PolicyError, Recipe
 from saccade.plans.identity import fingerprint, refuse_other, same_model
+from saccade.recipes.recipe import method_of
 
 VALID, changed = mangling.RECIPE.valid, mangling.RECIPE.changed
 RECIPE = Recipe(
@@ -56,7 +57,7 @@ def recipes(draw: st.DrawFn) -> Recipe:
         draw(FREE),
         draw(FREE),
         draw(st.dictionaries(st.text(max_size=5), st.text(max_size=5), max_size=2)),
-        draw(st.dictionaries(st.sampled_from(["tidal", "less_is_more"]), st.just((4, 6)))),
+        draw(st.dictionaries(st.sampled_from(["tidal", "tidal:heads=query", "less_is_more"]), st.just((4, 6)))),
     )
 
 
@@ -65,6 +66,20 @@ def test_a_method_has_layers_of_its_own() -> None:
     assert [RECIPE.layers_of(name) for name in ("tidal", "less_is_more")] == [(6,), (5,)]
     earlier = Recipe.from_json(json.dumps({name: value for name, value in VALID.items() if name != "layers"}))
     assert earlier.layers_of("tidal") == (5,) and earlier == replace(RECIPE, layers={})
+
+
+def test_sets_per_query_head_have_layers_of_their_own() -> None:
+    """Or those per KV head, or those of no method: layers of one kind are often wrong for the other."""
+    query = "tidal:heads=query"
+    assert [method_of(Policy.from_spec(spec)) for spec in (f"{query},budget=64", "tidal:heads=kv", "less_is_more")] == [
+        query, "tidal", "less_is_more",
+    ]  # fmt: skip
+    own = replace(RECIPE, layers={**RECIPE.layers, query: (4,)})
+    assert own.layers_of(query) == (4,) and own.layers_of("tidal") == RECIPE.layers_of(query) == (6,)
+    assert replace(RECIPE, layers={}).layers_of(query) == (5,) and Recipe.from_json(own.to_json()) == own
+    for name, words in (("tidal:heads=many", "heads='many'"), ("tidl:heads=query", "tidl")):
+        with pytest.raises(PolicyError, match=words):
+            replace(RECIPE, layers={name: (4,)})
 
 
 @given(recipes())

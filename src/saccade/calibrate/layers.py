@@ -13,6 +13,7 @@ from ..adapters.hf.run import attached
 from ..checkpoints.shape import shape_of_model
 from ..errors import SaccadeError
 from ..methods.policy import Policy
+from ..recipes.recipe import method_of
 from .divergence import Divergence, record
 from .ledger import Ledger
 from .passages import Texts
@@ -124,7 +125,9 @@ class LayerSearch:
             "notes": self._notes(keys, margin, asked=bool(asked), told=second is not None and not asked),
         }
         written = self.target.write_results(RESULTS, results)
-        known = replace(earlier, reselect=chosen, layers={**earlier.layers, layers.policy.name: chosen})
+        method = method_of(layers.policy)
+        others = chosen if earlier.reselect in (None, earlier.layers.get(method)) else earlier.reselect
+        known = replace(earlier, reselect=others, layers={**earlier.layers, method: chosen})
         if not known.tuned:
             kept = next((one for one in tried[chosen].last if one.kept >= ENOUGH), tried[chosen].last[-1])
             known = replace(known, policy=Policy.from_spec(kept.spec))
@@ -211,8 +214,7 @@ class Probing:
             self.held.clear()
             passages = [self.search.passages[text] for text in texts]
             self.held[texts.start] = Probe(self.model, passages, attach=attach, keys_alone=True)
-        tokenizer = self.search.target.subject.tokenizer
-        return self.held[texts.start].measure(Policy.from_spec(spec), tokenizer, walk=walk)
+        return self.held[texts.start].measure(Policy.from_spec(spec), self.search.target.subject.tokenizer, walk=walk)
 
 
 def _merit(outcomes: Sequence[Divergence]) -> float:

@@ -17,7 +17,7 @@ from ..checkpoints.shape import stored_hash
 from ..errors import SaccadeError
 from ..methods.policy import Policy
 from ..recipes.kept import cache, keep, searched, with_layers
-from ..recipes.recipe import NAME, Recipe
+from ..recipes.recipe import NAME, Recipe, method_of
 
 
 def find_layer(texts: str, policy: Policy, model: Sequence[str]) -> tuple[Policy, str]:
@@ -44,5 +44,5 @@ def find_layer(texts: str, policy: Policy, model: Sequence[str]) -> tuple[Policy
     recipe = Recipe.read(folder / NAME)
     # Whoever serves these files knows them by their own hash, which loading in another dtype changes.
     recipe = replace(recipe, model=replace(recipe.model, weights=weights or recipe.model.weights))
-    kept, layers = keep(recipe, policy) or folder / NAME, recipe.layers_of(policy.name) or ()
+    kept, layers = keep(recipe, policy) or folder / NAME, recipe.layers_of(method_of(policy)) or ()
     return with_layers(policy, layers), f"{policy}: layers {[*layers]} of {kept} select again"

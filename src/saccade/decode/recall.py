@@ -218,8 +218,7 @@ def recall_of(q: Tensor, kv: KVView, selection: Selection, softmax: Softmax) -> 
 
 def dense_weights(scores: Tensor, softmax: Softmax) -> Tensor:
     """What dense attention makes of scores `[B, Hq, N]` of all tokens; sinks have the rest."""
-    logits = capped(scores * softmax.scale, softmax.cap)
-    return weights_of(logits[:, :, None], softmax.sinks)[:, :, 0]
+    return weights_of(capped(scores * softmax.scale, softmax.cap)[:, :, None], softmax.sinks)[:, :, 0]
 
 
 def membership(selection: Selection, seq_lens: Tensor, length: int) -> Tensor:

@@ -16,8 +16,7 @@ def locate(rows: Rows, positions: Tensor, page: int) -> tuple[Tensor, Tensor]:
     """
     inside = torch.minimum(positions, rows.seq_lens[:, None] - 1).clamp(min=0).long()
     slots = inside + rows.row_start[:, None].long()
-    pages = rows.page_table.long().gather(1, slots // page)
-    return pages, slots % page
+    return rows.page_table.long().gather(1, slots // page), slots % page
 
 
 def gather_tokens(storage: Tensor, scale: Tensor | None, rows: Rows, positions: Tensor) -> Tensor:

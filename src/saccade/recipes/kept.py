@@ -15,7 +15,7 @@ from ..methods.policy import Policy
 from ..plans.identity import refuse_other
 from ..types import ModelShape
 from .published import MARK, PREFIX, for_model, published
-from .recipe import Recipe
+from .recipe import Recipe, method_of
 from .resolve import beside
 
 
@@ -47,19 +47,20 @@ def keep(recipe: Recipe, policy: Policy) -> Path | None:
 
 
 def already_found(policy: Policy, model: str, shape: ModelShape) -> tuple[Policy, str] | None:
-    """The policy with the layers of the recipe beside the model, or else of the one that is kept; and a note on which.
+    """The policy with layers of the recipe beside the model, or else of the one that is kept; and a note on which.
 
-    None without either. One whose layers are dense under this policy is none, nor is a kept one that is broken or
-    another model's; that beside the model is then a PolicyError.
+    One that has the method's own goes first. None without either. One whose layers are dense under this policy is none,
+    nor is a kept one that is broken or another model's; that beside the model is then a PolicyError.
     """
     lies, path = beside(model, lambda: shape) if model else None, kept_at(shape, policy)
     recipes = [(lies, f"the recipe beside {model}")]
     with suppress(PolicyError):
         if path is not None:
             recipes.append((Recipe.read(path), str(path)))
-    for recipe, where in recipes:
+    method = method_of(policy)
+    for recipe, where in sorted(recipes, key=lambda one: one[0] is None or method not in one[0].layers):
         with suppress(PolicyError):
-            if recipe is not None and (layers := recipe.layers_of(policy.name)) is not None:
+            if recipe is not None and (layers := recipe.layers_of(method)) is not None:
                 refuse_other(where, recipe.model, shape)
                 found = with_layers(policy, layers)
                 found.plan(shape)

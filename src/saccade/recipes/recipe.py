@@ -32,6 +32,12 @@ class _Record(Record):
     layers: dict[str, tuple[int, ...]] = Field(default={}, description="an object of lists of layers, by method")
 
 
+def method_of(policy: Policy) -> str:
+    """Whom a list of layers is for: the method, and its `heads` unless there is a set for each KV head."""
+    heads = policy.options.model_dump().get("heads", "kv")
+    return policy.name if heads == "kv" else f"{policy.name}:heads={heads}"
+
+
 @dataclass(frozen=True)
 class Recipe(Kept):
     """What calibration found for one model.
@@ -42,7 +48,7 @@ class Recipe(Kept):
         roles: retrieval heads, as `heads:0+7.2` or `layers:0+7`, also for other policies; None: not looked for.
         found, scores: how, and what it was measured at, as free JSON.
         versions: of the software that found it.
-        layers: re-selection layers by method.
+        layers: re-selection layers by method, as `method_of` writes it.
 
     Raises:
         PolicyError: at construction, if policy, layers or roles do not fit the model.
@@ -63,8 +69,9 @@ class Recipe(Kept):
     def __post_init__(self) -> None:
         self.policy.plan(self.model)
         # Methods know what fits a model and say so; which layers are dense is for the policy that takes these.
-        for name, layers in (("tidal", self.reselect), *self.layers.items()):
+        for method, layers in (("tidal", self.reselect), *self.layers.items()):
             if layers is not None:
+                name = Policy.from_spec(method).name
                 Policy.create(name, {"reselect": layers, "dense_layers": 0}).plan(self.model)
         if self.roles is not None:
             if not self.roles.startswith(("heads:", "layers:")):
@@ -72,8 +79,8 @@ class Recipe(Kept):
             Policy.create("lychee_decode", {"roles": self.roles}).plan(self.model)
 
     def layers_of(self, method: str) -> tuple[int, ...] | None:
-        """Re-selection layers of a method; None: not looked for."""
-        return self.layers.get(method, self.reselect)
+        """Re-selection layers of a method; not looked for with its sets per query head: those per KV head; or None."""
+        return self.layers.get(method, self.layers.get(method.partition(":")[0], self.reselect))
 
     @property
     def tuned(self) -> bool:

@@ -23,8 +23,7 @@ class MassSelector(ScoredSelector):
         each = self.scorer.score(q, kv, index, scores)
         # Of a unit that is kept unseen nothing need be known.
         mass = masses(each, kv.rows, self.scorer.unit, scale, unseen=int(self.rule.keeps_last))
-        pooled = mass.unflatten(1, (kv.kv_heads, -1)).sum(dim=2)
-        return self.rule.choose(pooled, kv.rows, self.scorer.unit, scale)
+        return self.rule.choose(mass.unflatten(1, (kv.kv_heads, -1)).sum(dim=2), kv.rows, self.scorer.unit, scale)
 
 
 def masses(scores: Tensor, rows: Rows, unit: int, scale: float, unseen: int) -> Tensor:

@@ -185,8 +185,7 @@ class ScoredSelector(Selector):
         return self.scorer.new_index(kv)
 
     def select(self, q: Tensor, kv: KVView, index: Index | None, scores: Tensor | None, scale: float) -> Selection:
-        units = self.scorer.score(q, kv, index, scores)
-        return self.rule.choose(units, kv.rows, self.scorer.unit, scale)
+        return self.rule.choose(self.scorer.score(q, kv, index, scores), kv.rows, self.scorer.unit, scale)
 
     def size(self, length: int) -> int:
         return self.rule.size(length, self.scorer.unit) * self.scorer.unit

@@ -97,8 +97,7 @@ class Caller:
         if self.prompt is not None and not self.decoding and (self.text is None or self.text.is_on(cache)):
             return Call(past, queries, min(max(self.prompt - past, 0), queries))
         # A hand-written call, perhaps inside of `generate`: one token behind others is taken for a decoded one.
-        decodes = self.decoding or (past > 0 and queries == 1)
-        return Call(past, queries, 0 if decodes else queries)
+        return Call(past, queries, 0 if self.decoding or (past > 0 and queries == 1) else queries)
 
     def feed(self, call: Call, cache: object = None) -> None:
         """Count a call on a cache for the text that `generate` makes; drafts count once they are checked."""

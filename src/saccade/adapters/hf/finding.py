@@ -93,8 +93,7 @@ class Finding:
         told = f"layer {'+'.join(map(str, best)) or 'none'} selects again"
         than = "" if clear or second == best else f", not clearly better than {'+'.join(map(str, second)) or 'none'}"
         self.about = {"by": "the probe on a prompt", "key_tokens": keys, "second": list(second), "clear": clear}
-        kept = self._keep()
-        logger.warning("%s: %s%s (%d key tokens, %.1f s)%s", self.policy, told, than, keys, seconds, kept)
+        logger.warning("%s: %s%s (%d key tokens, %.1f s)%s", self.policy, told, than, keys, seconds, self._keep())
         return True
 
     def recipe(self) -> Recipe:

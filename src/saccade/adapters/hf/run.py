@@ -87,8 +87,7 @@ class Run:
     @property
     def notes(self) -> tuple[str, ...]:
         """What the user should know about how the policy was bound to this model."""
-        unread = self._hook.latest.known[2]
-        return (*self._notes, UNREAD) if bool(unread) else self._notes
+        return (*self._notes, UNREAD) if bool(self._hook.latest.known[2]) else self._notes
 
     def stats(self) -> RunStats:
         """Steps, tokens attended and, if asked for, recall per layer, over everything decoded so far.

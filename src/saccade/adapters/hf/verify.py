@@ -160,8 +160,7 @@ class Verifier:
         try:
             with self._hook.callers.knowing(purpose="draft"):
                 for number in range(count):
-                    at = self._positions(inputs, number, 1)
-                    step = placed(inputs, past, past + number, tokens[-1], at)
+                    step = placed(inputs, past, past + number, tokens[-1], self._positions(inputs, number, 1))
                     tokens.append(self._stock(**step).logits[:, -1:].argmax(-1).to(tokens[0].dtype))
         finally:
             cache.end_at(held, past)

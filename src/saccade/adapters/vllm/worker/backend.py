@@ -191,8 +191,7 @@ class SparseLayer:
             if own is None:
                 attend(sparse.state, number, query[:count], kv, softmax, out=output[:count])
             else:
-                answered = attend(sparse.state, number, query.index_select(0, own), kv, softmax)
-                output.index_copy_(0, own, answered)
+                output.index_copy_(0, own, attend(sparse.state, number, query.index_select(0, own), kv, softmax))
         if self.serving.metrics is not None:
             self.serving.metrics.layer_done(number)
         return output
