@@ -22,12 +22,17 @@ def stored_bytes(name: str, command: str) -> bytes:
     """The JSON as `command` wrote it.
 
     Raises:
-        SaccadeError: it is not there.
+        SaccadeError: it is not there, or broken.
     """
     path = stored(name)
     if not path.is_file():
         raise SaccadeError(f"{name} is not in docs/results; `{command}` makes it")
-    return gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
+    try:
+        found = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
+        json.loads(found)
+    except (EOFError, OSError, ValueError) as error:
+        raise SaccadeError(f"{path} is broken ({error}); `{command}` makes it") from error
+    return found
 
 
 def stored_json(name: str, command: str) -> dict[str, Any]:

@@ -10,10 +10,10 @@ from saccade.cli.options import Device, Dtype, JsonFile, Model, Seed, count, wor
 
 def compare(
     model: Model = None,
-    budgets: Annotated[str, words("N,N", "Budgets in tokens.")] = "256,1024",
+    budgets: Annotated[str, words("N,N", "Budgets in tokens, each enough for every method.")] = "256,1024",
     context: Annotated[int, count("Length of the texts in tokens.")] = 8192,
     texts: Annotated[int, count("Texts that share no token.")] = 40,
-    asked: Annotated[int, count("Questions about each.")] = 12,
+    asked: Annotated[int, count("Questions about each, at most as many as its facts.")] = 12,
     task: Annotated[str, words("NAME", "How facts are stated: kv, listing, records or passkey.")] = "kv",
     output_dir: Annotated[Path, words("DIR", "Folder; an interrupted run goes on there.")] = Path("results/compared"),
     device: Device = "auto",
@@ -40,15 +40,16 @@ def compare(
 
     from ..designs.questions import Questions
     from ..judging.study import Study
-    from .rows import arms_of, rows_of
+    from .rows import arms_of, checked, rows_of
 
     quiet_libraries()
+    study = Study(model, output_dir, device, dtype, threads)
+    arms = arms_of(study, checked(study, parse_budgets(budgets), context, task, asked), context)
+    asking = Questions(tuple(arms), task, (context, context), texts, asked, seed=seed)
+    asking.units(study)
     check_folder(output_dir)
     if json is not None:
         check_file(json)
-    study = Study(model, output_dir, device, dtype, threads)
-    arms = arms_of(study, parse_budgets(budgets), context)
-    asking = Questions(tuple(arms), task, (context, context), texts, asked, seed=seed)
     with progress(asking.units(study)) as advance:
         samples = asking.run(study, advance)
     rows = rows_of(study, asking, arms, samples)
@@ -63,10 +64,10 @@ def compare(
     for row in rows:
         less = row.get("less_quest")
         paired = ("", "") if less is None else (f"{less:+.3f}", _interval(row["less_quest_interval"]))
-        cells = (f"{row['right']:.3f}", _interval(row["interval"]), *paired, f"{row['cache_read']:.1%}")
+        cells = (f"{row['right']:.3f}", _interval(row["interval"], ""), *paired, f"{row['cache_read']:.1%}")
         table.add_row(row["spec"], *cells)
     show(table)
 
 
-def _interval(ends: tuple[float, float] | None) -> str:
-    return "" if ends is None else f"{ends[0]:+.3f} to {ends[1]:+.3f}"
+def _interval(ends: tuple[float, float] | None, sign: str = "+") -> str:
+    return "" if ends is None else " to ".join(f"{end:{sign}.3f}" for end in ends)

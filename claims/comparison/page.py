@@ -21,9 +21,11 @@ def short(results: Mapping[str, Any]) -> list[str]:
     for name, own in rows.items():
         if "dense_layers" not in name and "cluster_size" not in name:
             at = [own.get(budget, own.get(None)) for budget in budgets]
-            read = " / ".join(dict.fromkeys(f"{row['cache_read']:.0%}" for row in at if row))
+            read = [f"{row['cache_read']:.0%}" for row in at if row]
             paper = describe(next(iter(own.values()))["policy"]).source
-            lines.append(_line([paper, f"`{name}`", *map(_right, at), read]))
+            lines.append(
+                _line([paper, f"`{name}`", *map(_right, at), " / ".join(read[: 1 if len({*read}) == 1 else None])])
+            )
     return [*lines, "", _about(results)]
 
 
@@ -37,7 +39,7 @@ def whole(results: Mapping[str, Any]) -> list[str]:
         cells = [f"`{name}`", frame(next(iter(own.values())))]
         for budget in budgets:
             row = own.get(budget, own.get(None))
-            cells += [_right(row), _less(row, name), f"{row['cache_read']:.1%}" if row else NOTHING]
+            cells += [_right(row), _less(row), f"{row['cache_read']:.1%}" if row else NOTHING]
         lines.append(_line(cells))
     return [*lines, "", _about(results)]
 
@@ -64,8 +66,8 @@ def _right(row: Row | None) -> str:
     return NOTHING if row is None else _with("{:.2f}", row["right"], "–", row["interval"])
 
 
-def _less(row: Row | None, name: str) -> str:
-    if row is None or "less_quest" not in row or name == "quest":
+def _less(row: Row | None) -> str:
+    if row is None or "less_quest" not in row:
         return NOTHING
     return _with("{:+.3f}", row["less_quest"], " to ", row["less_quest_interval"])
 
@@ -78,7 +80,8 @@ def _with(form: str, value: float, between: str, interval: Sequence[float] | Non
 
 def _about(results: Mapping[str, Any]) -> str:
     row = results["rows"][0]
-    return f"{row['n']} questions about {row['texts']} texts of {results['context']:,} tokens"
+    asked = f"{row['n']} questions about {row['texts']} texts of {results['context']:,} tokens"
+    return f"{asked}; `resa` keeps the budget's share of each row (`ratio`, with `min_pages=1`), reads are counted"
 
 
 def _head(heads: Sequence[str], words: int) -> list[str]:

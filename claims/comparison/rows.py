@@ -6,6 +6,8 @@ from collections.abc import Iterable, Sequence
 from statistics import fmean
 from typing import Any
 
+from saccade.calibrate.problems import TASKS, needles_in
+from saccade.errors import SaccadeError, meant
 from saccade.eval.entry import terms_of
 from saccade.methods.policy import Policy
 
@@ -23,9 +25,27 @@ ARMS = (
     "token_clusters:budget={}", "token_clusters:budget={},cluster_size=16", "exact_topk:budget={}",
 )  # fmt: skip
 SHARES = ("resa:ratio={},min_pages=1", "resa:ratio={},min_pages=1,dense_layers=2")
-"""Of a method that keeps a share of the row: the share that makes its pages as many as the budget's."""
+"""Of a method that keeps a share of the row: the budget's share of the context; the question comes on top."""
 ROLES = "lychee_decode:budget={}"
 """Of a method that needs roles of heads: left out for a model without."""
+
+
+def checked(study: Study, budgets: Sequence[int], context: int, task: str, asked: int) -> Sequence[int]:
+    """The budgets, if the rest suits them and the model.
+
+    Raises:
+        SaccadeError: an unknown task, more questions than a text has facts, a context that the model has no positions
+            for, or a budget that is no smaller than it.
+    """
+    if task not in TASKS:
+        raise SaccadeError(f"--task {task!r} is not valid; {', '.join(TASKS)} are{meant(task, TASKS)}")
+    if asked > (most := needles_in(task, context)):
+        raise SaccadeError(f"--asked {asked}: a text of {context:,} tokens has {most} facts of task {task}")
+    if context >= (positions := study.subject.positions):
+        raise SaccadeError(f"--context {context}: the model has {positions:,} positions, some of them for questions")
+    if max(budgets) >= context:
+        raise SaccadeError(f"--budgets {max(budgets)} is not valid: it must be smaller than --context {context}")
+    return budgets
 
 
 def arms_of(study: Study, budgets: Sequence[int], context: int) -> dict[str, int | None]:

@@ -65,7 +65,10 @@ class Questions:
             ]
 
     def conditions(self, study: Study) -> dict[str, Any]:
-        return study.environment("sources of installed packages, facts hidden in them", self.seed)
+        """Machine, versions and model; and what arms ran as, where the model's recipe gave layers or roles."""
+        ran = {arm: str(policy) for arm, policy in study.policies(self.arms).items() if str(policy) != arm}
+        found = study.environment("sources of installed packages, facts hidden in them", self.seed)
+        return found | ({"arms": ran} if ran else {})
 
 
 def _sample(arm: str, record: dict[str, Any]) -> Sample:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import shutil
 from pathlib import Path
@@ -9,12 +10,14 @@ from typing import Any
 
 import pytest
 
+from claims import stored
 from claims.comparison import page
 from claims.comparison.rows import arms_of
 from claims.judging.study import Study
 from claims.stored import stored_json
 from claims.subject import plain_subject
 from commands import Fails, Invoke
+from saccade.errors import SaccadeError
 from saccade.methods.policy import Policy
 from saccade.recipes.recipe import Recipe
 
@@ -70,11 +73,38 @@ def test_nobody_calibrated_is_refused(fails: Fails, model_folder: Path, tmp_path
     assert "nobody has calibrated tidal:budget=48" in said
 
 
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        (("--task", "pass_key"), "--task 'pass_key' is not valid; kv, listing, passkey, records are"),
+        (("--task", "passkey", "--asked", "12"), "--asked 12: a text of 160 tokens has"),
+        (("--budgets", "48,160"), "--budgets 160 is not valid: it must be smaller than --context 160"),
+        (("--context", "100000"), "--context 100000: the model has"),
+        (("--budgets", "20"), "budget"),
+    ],
+)
+def test_bad_input_is_refused_before_any_work(
+    refused: Fails, model_folder: Path, given: tuple[str, ...], words: str, tmp_path: Path
+) -> None:
+    assert words in refused("compare", "--model", model_folder, *ASK, "--json", tmp_path / "rows.json", *given)
+
+
+def test_a_broken_file_of_results_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(stored, "RESULTS", tmp_path)
+    for name, content in (("a.json.gz", b"no gzip"), ("b.json.gz", gzip.compress(b"{}")[:-3]), ("c.json", b"{")):
+        (tmp_path / name).write_bytes(content)
+        with pytest.raises(SaccadeError, match=f"{name} is broken .*; `made by` makes it"):
+            stored_json(name.removesuffix(".gz"), "made by")
+
+
 def test_pages_show_every_method_once_and_no_pair_of_quest_with_itself() -> None:
     results = stored_json("compared_8k.json", "python -m claims compare")
     short, whole = page.short(results), page.whole(results)
     policies = {row["policy"] for row in results["rows"]}
-    assert {line.split("`")[1].partition(":")[0] for line in short[2:-2]} == policies
+    shown = [line.split("`")[1] for line in short[2:-2]]
+    assert {name.partition(":")[0] for name in shown} == policies and len({*shown}) == len(shown)
+    rows = {row["spec"]: row for row in results["rows"]}
+    assert "less_quest" in rows["quest:budget=256,heads=query"] and "less_quest" not in rows["quest:budget=256"]
     (quest,) = (line for line in whole if line.startswith("| `quest` |"))
     assert quest.count("| - |") == 2 and "+0.000" not in quest
     dense = next(row for row in results["rows"] if row["spec"] == "dense")

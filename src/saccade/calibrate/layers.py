@@ -126,8 +126,8 @@ class LayerSearch:
         }
         written = self.target.write_results(RESULTS, results)
         method = method_of(layers.policy)
-        others = chosen if earlier.reselect in (None, earlier.layers.get(method)) else earlier.reselect
-        known = replace(earlier, reselect=others, layers={**earlier.layers, method: chosen})
+        listed = chosen if earlier.reselect in (None, earlier.layers.get(method)) else earlier.reselect
+        known = replace(earlier, reselect=listed, layers={**earlier.layers, method: chosen})
         if not known.tuned:
             kept = next((one for one in tried[chosen].last if one.kept >= ENOUGH), tried[chosen].last[-1])
             known = replace(known, policy=Policy.from_spec(kept.spec))

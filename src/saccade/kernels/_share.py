@@ -26,6 +26,5 @@ class Share:
 
     def of_each(self, entries: Tensor) -> Tensor:
         """The same of every row, int32 `[B]`, without a look at it."""
-        products = entries.long() * self.numerator
-        kept = (products + (self.denominator - 1)).div(self.denominator, rounding_mode="floor")
+        kept = (entries.long() * self.numerator + (self.denominator - 1)).div(self.denominator, rounding_mode="floor")
         return kept.clamp(min=self.minimum).minimum(entries).int()

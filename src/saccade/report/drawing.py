@@ -56,7 +56,8 @@ def as_svg(figure: Figure) -> str:
     svg = io.StringIO()
     figure.savefig(svg, metadata=dict.fromkeys(("Creator", "Date", "Format", "Type")), format="svg", facecolor=PAPER)
     text = re.sub(r'((?:[ML] |[xy]=")-?\d+\.\d\d)\d*( -?\d+\.\d\d)?\d*', r"\1\2", svg.getvalue())
-    text, styles = re.sub(r'(\n) +| transform="rotate\(-0 [^"]*"', r"\1", text), dict[str, int]()
+    text = re.sub(r'(\n) +| transform="rotate\(-0 [^"]*"', r"\1", text)  # turning by nothing
+    styles: dict[str, int] = {}
     text = re.sub(r'style="([^"]*)"', lambda one: f'class="s{styles.setdefault(one[1], len(styles))}"', text)
     return text.replace("</style>", "".join(f".s{at}{{{style}}}" for style, at in styles.items()) + "</style>", 1)
 
