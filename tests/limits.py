@@ -36,7 +36,7 @@ ALLOWANCES: tuple[tuple[str, int, int], ...] = (
     ("cases of make test and make walk", 60, 46),
     ("words by hand, the log left out", 400, 46),
     ("lines of Python in src", 550, 47),
-    ("lines of tests", 1_455, 47),
+    ("lines of tests", 1_465, 47),
     ("words by hand, the log left out", 700, 47),
     ("lines of Python in src", 350, 48),
     ("lines of tests", 900, 48),
