@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import zlib
 from pathlib import Path
 from typing import Any
 
@@ -28,14 +29,15 @@ def stored_bytes(name: str, command: str) -> bytes:
     if not path.is_file():
         raise SaccadeError(f"{name} is not in docs/results; `{command}` makes it")
     try:
-        found = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
-        json.loads(found)
-    except (EOFError, OSError, ValueError) as error:
-        raise SaccadeError(f"{path} is broken ({error}); `{command}` makes it") from error
-    return found
+        return gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
+    except (EOFError, OSError, zlib.error) as error:
+        raise SaccadeError(f"{path.name} is broken ({error}); `{command}` makes it") from error
 
 
 def stored_json(name: str, command: str) -> dict[str, Any]:
-    """What it holds; errors of `stored_bytes`."""
-    found: dict[str, Any] = json.loads(stored_bytes(name, command))
+    """What it holds; errors of `stored_bytes`, also where that is no JSON."""
+    try:
+        found: dict[str, Any] = json.loads(stored_bytes(name, command))
+    except ValueError as error:
+        raise SaccadeError(f"{name} is broken ({error}); `{command}` makes it") from error
     return found

@@ -40,17 +40,19 @@ def compare(
 
     from ..designs.questions import Questions
     from ..judging.study import Study
-    from .rows import arms_of, checked, rows_of
+    from .rows import arms_of, check, rows_of
 
     quiet_libraries()
     study = Study(model, output_dir, device, dtype, threads)
-    arms = arms_of(study, checked(study, parse_budgets(budgets), context, task, asked), context)
+    sizes = parse_budgets(budgets)
+    check(study, sizes, context, task, asked)
+    arms = arms_of(study, sizes, context)
     asking = Questions(tuple(arms), task, (context, context), texts, asked, seed=seed)
-    asking.units(study)
+    units = asking.units(study)  # which makes every policy: what one refuses is told before a file is touched
     check_folder(output_dir)
     if json is not None:
         check_file(json)
-    with progress(asking.units(study)) as advance:
+    with progress(units) as advance:
         samples = asking.run(study, advance)
     rows = rows_of(study, asking, arms, samples)
     results: dict[str, Any] = {"task": task, "context": context, "rows": rows, "environment": asking.conditions(study)}

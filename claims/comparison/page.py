@@ -6,11 +6,11 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from saccade.methods.registry import describe
-from saccade.report.labels import full_layers, labels
+from saccade.report.labels import family, full_layers, labels
 from saccade.report.wording import NOTHING, Row, frame, grouped
 
-_OF_SIZE = ("budget=", "ratio=", "min_pages=")
-"""Options that say how much is read, not which method reads it."""
+_SHARES = ("ratio=", "min_pages=")
+"""What stands for a budget in the specs of a method that keeps a share."""
 
 
 def short(results: Mapping[str, Any]) -> list[str]:
@@ -23,9 +23,8 @@ def short(results: Mapping[str, Any]) -> list[str]:
             at = [own.get(budget, own.get(None)) for budget in budgets]
             read = [f"{row['cache_read']:.0%}" for row in at if row]
             paper = describe(next(iter(own.values()))["policy"]).source
-            lines.append(
-                _line([paper, f"`{name}`", *map(_right, at), " / ".join(read[: 1 if len({*read}) == 1 else None])])
-            )
+            told = read[0] if len({*read}) == 1 else " / ".join(read)
+            lines.append(_line([paper, f"`{name}`", *map(_right, at), told]))
     return [*lines, "", _about(results)]
 
 
@@ -58,8 +57,8 @@ def _by_method(results: Mapping[str, Any]) -> dict[str, dict[int | None, Row]]:
 
 
 def _unsized(spec: str) -> str:
-    name, _, options = spec.partition(":")
-    return ":".join(filter(None, (name, ",".join(one for one in options.split(",") if not one.startswith(_OF_SIZE)))))
+    name, _, options = family(spec).partition(":")
+    return ":".join(filter(None, (name, ",".join(one for one in options.split(",") if not one.startswith(_SHARES)))))
 
 
 def _right(row: Row | None) -> str:

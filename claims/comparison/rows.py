@@ -30,8 +30,8 @@ ROLES = "lychee_decode:budget={}"
 """Of a method that needs roles of heads: left out for a model without."""
 
 
-def checked(study: Study, budgets: Sequence[int], context: int, task: str, asked: int) -> Sequence[int]:
-    """The budgets, if the rest suits them and the model.
+def check(study: Study, budgets: Sequence[int], context: int, task: str, asked: int) -> None:
+    """Refuse what suits neither the model nor each other.
 
     Raises:
         SaccadeError: an unknown task, more questions than a text has facts, a context that the model has no positions
@@ -45,7 +45,6 @@ def checked(study: Study, budgets: Sequence[int], context: int, task: str, asked
         raise SaccadeError(f"--context {context}: the model has {positions:,} positions, some of them for questions")
     if max(budgets) >= context:
         raise SaccadeError(f"--budgets {max(budgets)} is not valid: it must be smaller than --context {context}")
-    return budgets
 
 
 def arms_of(study: Study, budgets: Sequence[int], context: int) -> dict[str, int | None]:

@@ -15,6 +15,7 @@ from ..judging.study import Study
 from ..stored import stored_bytes, stored_json
 
 MAKES = "python -m claims gates"
+"""The command that writes it."""
 CHOSEN = "hardkuma"
 """The arm of the variant that stands for HardKuma."""
 NEAR = "open@near"

@@ -99,7 +99,9 @@ def _layered(arm: str, shape: ModelShape) -> list[str]:
 def _on(arm: str, recipe: Recipe | None, shape: ModelShape) -> Policy:
     name, _, told = arm.partition(":")
     given = {part.partition("=")[0] for part in told.split(",")}
-    usual = describe(name).usual(known(recipe, f"{name}:heads=query" if "heads=query" in told.split(",") else name))
+    # As `method_of` would say, but an arm without its roles is no policy yet.
+    method = f"{name}:heads=query" if "heads=query" in told.split(",") else name
+    usual = describe(name).usual(known(recipe, method))
     missing = [f"{option}={_text(value)}" for option, value in usual.options.items() if option not in given]
     policy = Policy.from_spec(f"{name}:{','.join(filter(None, (told, *missing)))}".removesuffix(":"))
     plan = policy.plan(shape)

@@ -23,6 +23,7 @@ from saccade.recipes.recipe import Recipe
 
 ASK = ("--context", 160, "--texts", 3, "--asked", 2, "--budgets", "48", "--device", "cpu")
 ROLES = "heads:0+1+2.0+3"
+PACKED = gzip.compress(b"{}")
 
 
 def known(model: Path, folder: Path, roles: str | None) -> Path:
@@ -91,7 +92,12 @@ def test_bad_input_is_refused_before_any_work(
 
 def test_a_broken_file_of_results_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(stored, "RESULTS", tmp_path)
-    for name, content in (("a.json.gz", b"no gzip"), ("b.json.gz", gzip.compress(b"{}")[:-3]), ("c.json", b"{")):
+    for name, content in (
+        ("a.json.gz", b"no gzip"),
+        ("b.json.gz", PACKED[:-3]),
+        ("c.json", b"{"),
+        ("d.json.gz", PACKED[:10] + b"\x07" + PACKED[11:]),
+    ):
         (tmp_path / name).write_bytes(content)
         with pytest.raises(SaccadeError, match=f"{name} is broken .*; `made by` makes it"):
             stored_json(name.removesuffix(".gz"), "made by")
