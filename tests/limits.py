@@ -44,7 +44,7 @@ ALLOWANCES: tuple[tuple[str, int, int], ...] = (
     ("lines of claims", 300, 48),
     ("words by hand, the log left out", 400, 48),
     ("lines of claims", 171, 49),
-    ("lines of tests", 151, 49),
+    ("lines of tests", 152, 49),
     ("words by hand, the log left out", 286, 49),
     ("lines of claims", 122, 52),
     ("lines of benchmarks", 363, 52),

@@ -65,6 +65,7 @@ class Batch:
 
     def crop(self, tokens: int) -> None:
         """Take the last `tokens` tokens off every row."""
+        assert tokens <= min(self.lengths), "a row would keep its first tokens instead"
         for values in (*self.k, *self.v):
             values[:] = [layer[:, : layer.shape[1] - tokens] for layer in values]
         for ids in self.ids:
