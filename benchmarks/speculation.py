@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from rich.table import Table
 
-from claims.designs.continuation import stretches
+from claims.designs.packages import stretches
 from saccade.adapters.hf.run import Run, sparsify
 from saccade.bench.rows import quartiles
 from saccade.bench.variants import DENSE, STOCK

@@ -13,6 +13,7 @@ from typing import Any
 import numpy
 import torch
 from torch import Tensor
+from torch.nn.functional import kl_div
 from transformers import DynamicCache
 
 from saccade.adapters.hf.run import Run, sparsify
@@ -120,6 +121,8 @@ class Accumulation:
     batch: int
     _right: dict[Case, dict[Passage, int]] = field(init=False, default_factory=lambda: defaultdict(dict))
     _attended: dict[Case, list[float]] = field(init=False, default_factory=lambda: defaultdict(list))
+    _divergence: dict[Case, dict[Passage, float]] = field(init=False, default_factory=lambda: defaultdict(dict))
+    _dense: tuple[int, Sequence[Passage], Tensor] | None = field(init=False, default=None)
 
     @property
     def units(self) -> int:
@@ -148,6 +151,17 @@ class Accumulation:
         if len(sources) > 1:
             sources.append(ALL)
         return [self._row(source, case) for source in sources for case in self._right if self._held(source, case)]
+
+    def by_passage(self) -> Iterator[tuple[Case, Passage, dict[str, float]]]:
+        """What each case has measured on each passage, dense first.
+
+        `right` is the share of right predictions, `divergence` KL(dense || case) in nats a prediction; sparse-only, and
+        dense itself, have none.
+        """
+        for case, found in self._right.items():
+            for passage, right in found.items():
+                values, divergence = {"right": right / TARGETS}, self._divergence[case].get(passage)
+                yield case, passage, values if divergence is None else values | {"divergence": divergence}
 
     def _work(self) -> Iterator[tuple[Sequence[Passage], Sequence[Case]]]:
         """Batches of passages and the cases of one length that they are read under."""
@@ -238,11 +252,18 @@ class Accumulation:
             self._attended[case].append(share)
 
     def _record(self, case: Case, batch: Sequence[Passage], logits: Tensor, tokens: Tensor) -> None:
-        """Count right predictions: fewer than `BEST` tokens have a larger logit."""
+        """Count right predictions, where fewer than `BEST` tokens have a larger logit; how far all are from dense."""
         targets = tokens[:, -TARGETS:, None]
         above = (logits > logits.gather(-1, targets)).sum(-1)
         for passage, right in zip(batch, (above < BEST).sum(-1).tolist(), strict=True):
             self._right[case][passage] = right
+        chances = logits.float().log_softmax(-1)
+        if case.setting == DENSE:
+            self._dense = (case.length, batch, chances)
+        elif self._dense is not None and self._dense[:2] == (case.length, batch):
+            dense = self._dense[2]
+            apart = kl_div(chances, dense, reduction="none", log_target=True).sum(-1).mean(-1)
+            self._divergence[case] |= dict(zip(batch, apart.tolist(), strict=True))
 
     def _held(self, source: str, case: Case) -> list[Passage]:
         return [passage for passage in self._right[case] if source in (passage.source, ALL)]

@@ -8,11 +8,12 @@ from typing import Any, ClassVar
 
 from saccade.methods.policy import Policy
 
-from ..accumulation.accumulation import DENSE, TARGETS, Accumulation, Case, cases_of
+from ..accumulation.accumulation import DECODE_ONLY, DENSE, Accumulation, Case, cases_of
 from ..accumulation.passages import Passage, held_out_passages
-from ..judging.claim import Sample
+from ..judging.claim import Sample, Values
 from ..judging.effects import TEXTS
 from ..judging.study import Study
+from .together import rows_together
 
 KEY = ("text",)
 
@@ -21,8 +22,9 @@ KEY = ("text",)
 class Accumulated:
     """The experiment `accumulation`, passage by passage; see docs/claims.md.
 
-    An arm is `KEPT, SETTING` or `dense`; with more than one length `LENGTH` stands in front. Measures: `right`, and
-    `gap`, by how much less is right than densely at the same length.
+    An arm is `KEPT, SETTING` or `dense`; with more than one length `LENGTH` stands in front. Measures: `right`; `gap`,
+    by how much less is right than densely at the same length; `divergence` from dense predictions, in nats; and
+    `growth`, by how much more that is than where only dense keys and values lie in front.
 
     Attributes:
         policy: without what is kept.
@@ -60,11 +62,12 @@ class Accumulated:
         about = {name: getattr(self, name) for name in ("policy", "passages", "seed", "sparse_only")}
         about |= {name: list(getattr(self, name)) for name in ("kept", "every", "lengths", "sources")}
         with study.samples(about, KEY) as ledger:
-            for passage in self._passages(study):
-                text = f"{passage.source} {passage.number}"
-                if (text,) not in ledger.records:
-                    ledger.add({"text": text, "right": dict(self._read(study, passage, cases))})
-                    advance(text)
+            passages = [one for one in self._passages(study) if (_name(one),) not in ledger.records]
+            rows = rows_together(study.subject.device, max(len(passages), 1), max(self.lengths))
+            for first in range(0, len(passages), rows):
+                for name, arms in self._read(study, passages[first : first + rows], cases).items():
+                    ledger.add({"text": name, "arms": arms})
+                    advance(name)
             records = [
                 ledger.records[f"{source} {number}",] for source in self.sources for number in range(self.passages)
             ]
@@ -83,21 +86,31 @@ class Accumulated:
             seed=self.seed,
         )
 
-    def _read(self, study: Study, passage: Passage, cases: Sequence[Case]) -> Iterator[tuple[str, float]]:
-        """Every arm's share of right predictions."""
+    def _read(self, study: Study, passages: Sequence[Passage], cases: Sequence[Case]) -> dict[str, dict[str, Values]]:
+        """Every passage's measures, arm by arm."""
         # Passages numbered below `sparse_only` are decoded from their first token on.
-        whole = passage.number + 1 if self.sparse_only else 0
-        experiment = Accumulation(study.loaded, study.subject.tokenizer, [passage], cases, whole, batch=1)
+        whole = max(passage.number for passage in passages) + 1 if self.sparse_only else 0
+        experiment = Accumulation(study.loaded, study.subject.tokenizer, passages, cases, whole, batch=len(passages))
         experiment.run(lambda _: None)
-        for row in experiment.rows():
-            yield self._arm(row["length"], row["kept"], row["setting"]), row["right"] / TARGETS
+        found: dict[str, dict[str, Values]] = {_name(passage): {} for passage in passages}
+        for case, passage, values in experiment.by_passage():
+            found[_name(passage)][self._arm(case)] = {name: round(value, 6) for name, value in values.items()}
+        return found
 
-    def _arm(self, length: int, kept: float | None, setting: str) -> str:
-        front = f"{length}, " if len(self.lengths) > 1 else ""
-        return f"{front}{DENSE}" if setting == DENSE else f"{front}{kept:g}, {setting}"
+    def _arm(self, case: Case) -> str:
+        front = f"{case.length}, " if len(self.lengths) > 1 else ""
+        return f"{front}{DENSE}" if case.kept is None else f"{front}{case.kept:g}, {case.setting}"
 
     def _samples(self, record: dict[str, Any]) -> Iterator[Sample]:
-        right = record["right"]
-        for arm, value in right.items():
+        arms: dict[str, Values] = record["arms"]
+        for arm, found in arms.items():
             length = f"{arm.partition(', ')[0]}, " if len(self.lengths) > 1 else ""
-            yield Sample(record["text"], arm, {"right": value, "gap": right[f"{length}{DENSE}"] - value})
+            values = found | {"gap": arms[f"{length}{DENSE}"]["right"] - found["right"]}
+            clean = arms.get(f"{arm.rpartition(', ')[0]}, {DECODE_ONLY}", {})
+            if "divergence" in found and "divergence" in clean:
+                values["growth"] = found["divergence"] - clean["divergence"]
+            yield Sample(record["text"], arm, values)
+
+
+def _name(passage: Passage) -> str:
+    return f"{passage.source} {passage.number}"

@@ -6,29 +6,27 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-import numpy
 import torch
 from torch import Tensor
 
 from saccade.adapters.hf.run import sparsify
-from saccade.calibrate.problems import Problem
 from saccade.calibrate.sweep import KEY, Sweep
 from saccade.checkpoints.shape import shape_of
 from saccade.decode.recall import RecallObserver
-from saccade.errors import DocumentError
 from saccade.eval.reader import Reader
-from saccade.eval.tokens import TokenizedText, encode
+from saccade.eval.tokens import TokenizedText
 from saccade.methods.policy import Policy
 
 from ..judging.claim import Sample, Values
 from ..judging.effects import TEXTS
 from ..judging.study import Study
-from .packages import Packages
+from .kinds import texts_by_kind
+from .packages import stretches
+from .together import rows_together
 
 PARTS = 4
 """Equal parts of what is decoded; `MEASURE@1` is the first one's, `MEASURE@4` the last one's."""
-_TOGETHER = 256  # tokens of a call, each of which chooses for itself
-_SPARE = 1.25  # of characters: a piece of text is a little more or fewer tokens than the corpus counted
+_TOGETHER = 64  # tokens of a call, each of which chooses for itself
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,9 +41,11 @@ class Continuation:
         arms: specs, as `Study.policies` reads them.
         prompt: tokens that are read densely first.
         decoded: tokens that follow.
-        texts: how many.
+        texts: how many; of each kind.
         seed: where the first text begins.
         apart: phases of rectification whose dense steps some measures leave out.
+        kinds: of texts, as `texts_by_kind` makes them; a text is `KIND NUMBER` then.
+        nearer: shorter prompts in front of the same tokens too; an arm is `behind PROMPT, SPEC` then.
     """
 
     interval: ClassVar[str] = TEXTS
@@ -56,79 +56,112 @@ class Continuation:
     texts: int = 16
     seed: int = 20
     apart: tuple[int, ...] | None = None
+    kinds: tuple[str, ...] | None = None
+    nearer: tuple[int, ...] | None = None
 
     def units(self, study: Study) -> int:
-        return len(study.policies(self.arms)) * self.texts
+        batches = sum(-(-self._count // self._rows(study, prompt)) for prompt in self._prompts)
+        return len(study.policies(self.arms)) * batches
 
     def run(self, study: Study, advance: Callable[[str], None]) -> Sequence[Sample]:
         policies, subject = study.policies(self.arms), study.subject
         for policy in policies.values():
             policy.plan(subject.shape)
-        length = self.prompt + self.decoded + 1
-        texts = stretches(subject.tokenizer, length, self.texts, self.seed, subject.positions)
+        batches = [*self._batches(study)]
         about = {name: getattr(self, name) for name in ("prompt", "decoded", "texts", "seed")}
-        with study.samples(about, KEY) as ledger:
-            problems = [Problem(text, ()) for text in texts]
-            decoding = Decoding(
-                study.loaded, subject.tokenizer, problems, ledger, study.threads, prompt=self.prompt, apart=self.apart
-            )
+        about |= {name: list(told) for name in ("kinds", "nearer") if (told := getattr(self, name))}
+        with study.samples(about | {"read_together": len(batches[0].names)}, KEY) as ledger:
+            decoding = Decoding(study.loaded, subject.tokenizer, batches, ledger, study.threads, apart=self.apart)
             decoding.run([*dict.fromkeys(map(str, policies.values()))], advance)
             return [
-                Sample(str(number), arm, ledger.records[number, str(policy)]["values"])
+                Sample(name, f"{batch.front}{arm}", values)
                 for arm, policy in policies.items()
-                for number in range(len(texts))
+                for number, batch in enumerate(batches)
+                for name, values in zip(batch.names, ledger.records[number, str(policy)]["values"], strict=True)
             ]
 
     def conditions(self, study: Study) -> dict[str, Any]:
-        return study.environment("sources of installed packages", self.seed)
+        return study.environment(
+            "sources of installed packages" if self.kinds is None else f"installed packages: {', '.join(self.kinds)}",
+            self.seed,
+        )
+
+    @property
+    def _prompts(self) -> tuple[int, ...]:
+        return (self.prompt, *(self.nearer or ()))
+
+    @property
+    def _count(self) -> int:
+        return self.texts * len(self.kinds or ("",))
+
+    def _rows(self, study: Study, prompt: int) -> int:
+        return rows_together(study.subject.device, self._count, prompt + self.decoded)
+
+    def _batches(self, study: Study) -> Iterator[Batch]:
+        subject, length = study.subject, self.prompt + self.decoded + 1
+        asked = (subject.tokenizer, length, self.texts, self.seed, subject.positions)
+        if self.kinds is None:
+            named = {str(number): tuple(text) for number, text in enumerate(stretches(*asked))}
+        else:
+            made = texts_by_kind(*asked, chats="chat" in self.kinds)
+            named = {f"{kind} {number}": tuple(text) for kind in self.kinds for number, text in enumerate(made[kind])}
+        beginning = TokenizedText.of(subject.tokenizer, "").tokens
+        for prompt in self._prompts:
+            rows, dropped = self._rows(study, prompt), self.prompt - prompt + len(beginning)
+            cut = {name: (*beginning, *text[dropped:]) for name, text in named.items()}
+            for first in range(0, len(cut), rows):
+                names = tuple(cut)[first : first + rows]
+                front = f"behind {prompt}, " if self.nearer else ""
+                yield Batch(front, prompt, names, tuple(map(cut.__getitem__, names)))
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """Texts that are read together, behind prompts of so many tokens.
+
+    Attributes:
+        front: what names of arms begin with.
+    """
+
+    front: str
+    prompt: int
+    names: tuple[str, ...]
+    texts: tuple[tuple[int, ...], ...]
 
 
 @dataclass(frozen=True)
 class Decoding(Sweep):
-    """Texts that are not asked but decoded with their own tokens behind a `prompt` of so many; see `Continuation`."""
+    """Batches that are not asked but decoded with their own tokens behind their prompts; see `Continuation`."""
 
-    prompt: int = 0
+    problems: Sequence[Batch]  # type: ignore[assignment]  # of other problems
     apart: tuple[int, ...] | None = None
 
     def ask(self, number: int, specs: Sequence[str]) -> Iterator[dict[str, Any]]:
-        model, tokens = self.model, self.problems[number].tokens
-        reader, targets = Reader(model, tokens[: self.prompt]), torch.tensor(tokens[self.prompt + 1 :])
+        model, batch = self.model, self.problems[number]
+        reader = Reader(model, *(text[: batch.prompt] for text in batch.texts))
+        fed = torch.tensor([text[batch.prompt :] for text in batch.texts])
         for policy in map(Policy.from_spec, specs):
             recall = RecallObserver(shape_of(model.config).full_layers, keep_steps=True)
             observers = (recall,) if policy.rectify is None else ()
+            loss, right = [], []
             with sparsify(model, policy, tokenizer=self.tokenizer, observers=observers) as run, run.decoding():
-                pieces = [
-                    reader.feed_rows([tokens[at : min(at + _TOGETHER, len(tokens) - 1)]], 0, policy.phase)[0]
-                    for at in range(self.prompt, len(tokens) - 1, _TOGETHER)
-                ]
+                for at in range(0, fed.shape[1] - 1, _TOGETHER):
+                    targets = fed[:, at + 1 : at + _TOGETHER + 1]
+                    logits = reader.feed_rows(fed[:, at : at + targets.shape[1]].tolist(), 0, policy.phase)
+                    chances = logits.float().log_softmax(-1).cpu()
+                    loss.append(-chances.gather(-1, targets[..., None])[..., 0])
+                    right.append((chances.argmax(-1) == targets).float())
             reader.crop()
-            chances = torch.cat(pieces).float().log_softmax(-1).cpu()
-            of_targets = chances.gather(-1, targets[:, None])[:, 0]
-            found = {"loss": -of_targets, "right": (chances.argmax(-1) == targets).float()}
+            found = {"loss": torch.cat(loss, 1), "right": torch.cat(right, 1)}
             if observers:
+                # Row by row within a step.
                 records = recall.records()
-                found |= {name: _means(getattr(records, name)) for name in ("attention", "token")}
-            values = _values(found) | _apart(found, self.apart or ())
+                found |= {name: _means(getattr(records, name)).view(-1, len(fed)).T for name in ("attention", "token")}
+            values = [self._of_row({name: steps[row] for name, steps in found.items()}) for row in range(len(fed))]
             yield {"problem": number, "spec": str(policy), "values": values}
 
-
-def stretches(tokenizer: Any, length: int, count: int, seed: int, positions: int) -> list[tuple[int, ...]]:
-    """Tokens of `count` texts of packages' sources, none of which overlap.
-
-    What the tokenizer begins every text with takes the place of the first ones, so that no target moves.
-
-    Raises:
-        DocumentError: the model has fewer positions, or there are not as many texts.
-    """
-    if length > positions:
-        raise DocumentError(f"texts of {length} tokens are not valid: the model has {positions} positions")
-    corpus, room = Packages(tokenizer), int(length * _SPARE)
-    starts = corpus.stretches(room, count, int(numpy.random.default_rng(seed).integers(room)))
-    if len(starts) < count:
-        raise DocumentError(f"{count} texts of {length} tokens: the packages hold {len(starts)}")
-    beginning = TokenizedText.of(tokenizer, "").tokens
-    texts = (encode(tokenizer, corpus.stretch(start, room))[:length] for start in starts[:count])
-    return [(*beginning, *text[len(beginning) :]) for text in texts]
+    def _of_row(self, found: dict[str, Tensor]) -> Values:
+        return _values(found) | _apart(found, self.apart or ())
 
 
 def _means(recall: Tensor) -> Tensor:

@@ -20,7 +20,8 @@ from saccade.recipes.machine import synchronize
 from ..judging.claim import Sample, Values
 from ..judging.effects import TEXTS
 from ..judging.study import Study
-from .continuation import PARTS, stretches
+from .continuation import PARTS
+from .packages import stretches
 
 KEY = ("text", "arm")
 

@@ -9,12 +9,14 @@ from saccade.errors import DocumentError
 from saccade.eval.document import language_reference
 from saccade.eval.tokens import TokenizedText, encode
 
-from .continuation import stretches
+from .packages import stretches
 
 QUESTION = "Explain in a few paragraphs what this does, and name its weakest part."
 
 
-def texts_by_kind(tokenizer: Any, length: int, count: int, seed: int, positions: int) -> dict[str, list[list[int]]]:
+def texts_by_kind(
+    tokenizer: Any, length: int, count: int, seed: int, positions: int, *, chats: bool = True
+) -> dict[str, list[list[int]]]:
     """Tokens of `count` texts of each kind, none of which overlap; a tokenizer without a template has no chats.
 
     Code is packages' sources, prose Python's reference and then packages' readmes by name, without paragraphs that came
@@ -23,14 +25,15 @@ def texts_by_kind(tokenizer: Any, length: int, count: int, seed: int, positions:
     Raises:
         DocumentError: the model has fewer positions, or there are not as many texts.
     """
-    code = [list(text) for text in stretches(tokenizer, length, 2 * count, seed, positions)]
+    chats = chats and tokenizer.chat_template is not None
+    code = [list(text) for text in stretches(tokenizer, length, count * (1 + chats), seed, positions)]
     beginning = TokenizedText.of(tokenizer, "").tokens
     prose, room = encode(tokenizer, _prose()), length - len(beginning)
     if len(prose) < count * room:
         raise DocumentError(f"{count} texts of {length} tokens: the reference and readmes hold {len(prose)} tokens")
     pieces = [[*beginning, *prose[at : at + room]] for at in range(0, count * room, room)]
     found = {"code": code[:count], "prose": pieces}
-    if tokenizer.chat_template is not None:
+    if chats:
         found["chat"] = [_chat(tokenizer, text) for text in code[count:]]
     return found
 

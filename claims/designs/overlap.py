@@ -20,7 +20,7 @@ from saccade.types import KVView, Selection, Softmax
 from ..judging.claim import Sample
 from ..judging.effects import TEXTS
 from ..judging.study import Study
-from .continuation import stretches
+from .packages import stretches
 
 KEY = ("text",)
 

@@ -8,12 +8,14 @@ from typing import Any
 import numpy
 
 from saccade.calibrate.problems import Corpus, NeedleProblems
+from saccade.errors import DocumentError
 from saccade.eval.document import package_sources
 from saccade.eval.facts import sentence_ends
-from saccade.eval.tokens import token_ends
+from saccade.eval.tokens import TokenizedText, encode, token_ends
 
 _LEAD, _BETWEEN = 16, 256
 """Tokens in front of the sentence that a stretch begins with; and what is guessed to lie between two stretches."""
+_SPARE = 1.25  # of characters: a piece of text is a little more or fewer tokens than the corpus counted
 
 
 class Packages(Corpus):
@@ -69,3 +71,22 @@ class PackageProblems(NeedleProblems):
 
     def begin(self, number: int, length: int, rng: numpy.random.Generator) -> int:
         return self._starts[number]
+
+
+def stretches(tokenizer: Any, length: int, count: int, seed: int, positions: int) -> list[tuple[int, ...]]:
+    """Tokens of `count` texts of packages' sources, none of which overlap.
+
+    What the tokenizer begins every text with takes the place of the first ones, so that no target moves.
+
+    Raises:
+        DocumentError: the model has fewer positions, or there are not as many texts.
+    """
+    if length > positions:
+        raise DocumentError(f"texts of {length} tokens are not valid: the model has {positions} positions")
+    corpus, room = Packages(tokenizer), int(length * _SPARE)
+    starts = corpus.stretches(room, count, int(numpy.random.default_rng(seed).integers(room)))
+    if len(starts) < count:
+        raise DocumentError(f"{count} texts of {length} tokens: the packages hold {len(starts)}")
+    beginning = TokenizedText.of(tokenizer, "").tokens
+    texts = (encode(tokenizer, corpus.stretch(start, room))[:length] for start in starts[:count])
+    return [(*beginning, *text[len(beginning) :]) for text in texts]

@@ -4,6 +4,8 @@ from ..designs.continuation import Continuation
 from ..judging.claim import LESS_IS_MORE, Claim, Group, Source, Test
 
 OWN = Group("less_is_more:budget=256")
+FRAMED = "tidal:budget=256,heads=query,sinks=4,window=64"
+"""With LessIsMore's sinks and recent window: what is left is one set or one per head."""
 
 
 def _above(part: int, rival: str, *, decides: bool = True) -> Test:
@@ -18,15 +20,16 @@ CLAIM = Claim(
         arms=(
             "less_is_more:budget=256",
             "tidal:budget=256,heads=query",
-            "tidal:budget=256,heads=kv",
+            FRAMED,
             "streaming:budget=256",
         ),
-        decoded=4096,
-        texts=12,
+        decoded=2048,
+        texts=8,
+        kinds=("code", "prose"),
     ),
     tests=(
         *(_above(part, "tidal:budget=256,heads=query") for part in (1, 2, 3, 4)),
-        _above(4, "tidal:budget=256,heads=kv", decides=False),
+        _above(4, FRAMED, decides=False),
         _above(4, "streaming:budget=256", decides=False),
     ),
 )

@@ -3,30 +3,40 @@
 from ..designs.continuation import Continuation
 from ..judging.claim import LESS_IS_MORE, Claim, Direction, Group, Source, Test
 
-TIDAL_QUERY = "tidal:budget=256,heads=query"
+KINDS = ("code", "prose")
+TIDAL = "tidal:budget=256,heads=query"
+SHARES = (0, 0.25, 0.5, 0.75, 1)
 
 
 def _recent(share: float) -> str:
     return f"less_is_more:budget=256,recent={share:g}"
 
 
-def _recall(share: float, other: str, direction: Direction = "above", *, decides: bool = True) -> Test:
-    effect = f"attention recall, recent={share:g} minus {other.removeprefix('less_is_more:budget=256,')}"
-    return Test(effect, "attention", Group(_recent(share)), Group(other), direction=direction, decides=decides)
+def _recall(kind: str, share: float, other: str, direction: Direction = "above", *, decides: bool = True) -> Test:
+    effect = f"attention recall on {kind}, recent={share:g} minus {other.removeprefix('less_is_more:budget=256,')}"
+    of, against = Group(_recent(share)), Group(other)
+    return Test(effect, "attention", of, against, direction=direction, decides=decides, at=f"{kind} *")
 
 
 CLAIM = Claim(
     says=__doc__,
     source=Source(LESS_IS_MORE, "figure 7"),
     settings=Continuation(
-        arms=(*map(_recent, (0, 0.25, 0.5, 0.75, 1)), TIDAL_QUERY, "tidal:budget=256,heads=kv"), texts=12
+        # Four sinks in all arms but the published TidalDecode.
+        arms=(*map(_recent, SHARES), TIDAL, f"{TIDAL},sinks=4", f"{TIDAL},sinks=4,window=64"),
+        prompt=8192,
+        decoded=256,
+        kinds=KINDS,
     ),
-    tests=(
-        _recall(0, TIDAL_QUERY),
-        _recall(0.25, _recent(0)),
-        _recall(0.25, _recent(0.5)),
-        _recall(0.25, _recent(0.75)),
-        _recall(1, TIDAL_QUERY, "below"),
-        _recall(0, "tidal:budget=256,heads=kv", decides=False),
+    tests=tuple(
+        test
+        for kind in KINDS
+        for test in (
+            _recall(kind, 0, f"{TIDAL},sinks=4"),
+            *(_recall(kind, 0.25, _recent(share)) for share in SHARES if share != 0.25),
+            _recall(kind, 1, _recent(0), "below"),
+            _recall(kind, 0, TIDAL, decides=False),
+            _recall(kind, 0.25, f"{TIDAL},sinks=4,window=64", decides=False),
+        )
     ),
 )

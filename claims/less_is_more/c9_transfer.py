@@ -3,20 +3,30 @@
 from ..designs.continuation import Continuation
 from ..judging.claim import LESS_IS_MORE, Claim, Group, Source, Test
 
-UNION, WINDOW = "less_is_more:budget=256,reselect=,recent=0", "less_is_more:budget=256,reselect="
-RARE_HEADS = "tidal:budget=256,heads=query,reselect="
-ALWAYS = "composed:budget=256,rule=rank_union,roles=select"
-ALWAYS_HEADS = "composed:budget=256,heads=query,roles=select"
+FRAME, SINKS = "sinks=4,window=64", "sinks=4"
+"""Arms that are compared keep the same first and last tokens."""
+UNION, WINDOW = "less_is_more:budget=256,reselect=,recent=0", "less_is_more:budget=256,reselect=,recent=0.25"
+RARE_HEADS = "tidal:budget=256,heads=query,reselect=,"
+ALWAYS = "composed:budget=256,rule=rank_union,sinks=4,recent=0.25,roles=select"
+ALWAYS_HEADS = f"composed:budget=256,heads=query,{FRAME},roles=select"
+
+
+def _more(effect: str, one: str, each: str, *, decides: bool = True) -> Test:
+    return Test(f"attention recall, {effect}", "attention", Group(one), Group(each), decides=decides)
+
 
 CLAIM = Claim(
     says=__doc__,
     source=Source(LESS_IS_MORE, "figure 6"),
-    settings=Continuation(arms=(UNION, WINDOW, RARE_HEADS, ALWAYS, ALWAYS_HEADS)),
+    settings=Continuation(
+        arms=(UNION, WINDOW, RARE_HEADS + SINKS, RARE_HEADS + FRAME, ALWAYS, ALWAYS_HEADS),
+        prompt=8192,
+        decoded=256,
+        kinds=("code", "prose"),
+    ),
     tests=(
-        Test("attention recall, selection at layer 2 only", "attention", Group(UNION), Group(RARE_HEADS)),
-        Test("the same, one set with a recent window", "attention", Group(WINDOW), Group(RARE_HEADS), decides=False),
-        Test(
-            "attention recall, selection in every layer", "attention", Group(ALWAYS), Group(ALWAYS_HEADS), decides=False
-        ),
+        _more("selection at layer 2 only, both with 4 sinks", UNION, RARE_HEADS + SINKS),
+        _more("the same, both with 4 sinks and 64 recent tokens", WINDOW, RARE_HEADS + FRAME),
+        _more("selection in every layer, both with 4 sinks and 64 recent tokens", ALWAYS, ALWAYS_HEADS, decides=False),
     ),
 )

@@ -2,11 +2,10 @@
 
 from ..designs.continuation import Continuation
 from ..judging.claim import LESS_IS_MORE, Claim, Group, Source, Test
+from .c9_transfer import ALWAYS, FRAME, RARE_HEADS, SINKS, UNION, WINDOW
 
-RARE, UNION = "less_is_more:budget=256,reselect=", "less_is_more:budget=256,reselect=,recent=0"
-RARE_RANDOM, RARE_HEADS = "random_head:budget=256,roles=layers:2", "tidal:budget=256,heads=query,reselect="
-ALWAYS = "composed:budget=256,rule=rank_union,roles=select"
-ALWAYS_RANDOM = "random_head:budget=256,roles=select"
+RANDOM = "random_head:budget=256,roles=layers:2,"
+ALWAYS_RANDOM = f"random_head:budget=256,roles=select,{FRAME}"
 
 
 def _more(arm: str, random: str, effect: str, *, decides: bool = False) -> Test:
@@ -16,13 +15,18 @@ def _more(arm: str, random: str, effect: str, *, decides: bool = False) -> Test:
 CLAIM = Claim(
     says=__doc__,
     source=Source(LESS_IS_MORE, "figure 6, section A.5.1"),
-    settings=Continuation(arms=(RARE, UNION, RARE_RANDOM, RARE_HEADS, ALWAYS, ALWAYS_RANDOM)),
+    settings=Continuation(
+        arms=(UNION, WINDOW, RANDOM + SINKS, RANDOM + FRAME, RARE_HEADS + SINKS, ALWAYS, ALWAYS_RANDOM),
+        prompt=8192,
+        decoded=256,
+        kinds=("code", "prose"),
+    ),
     tests=(
         # Without a recent window, which would explain much by itself (C8).
-        _more(UNION, RARE_RANDOM, "selection at layer 2 only, minus a random head's set for its group", decides=True),
-        _more(RARE, RARE_RANDOM, "the same, one set with a recent window"),
-        _more(RARE_HEADS, RARE_RANDOM, "a set per head minus a random head's, layer 2 only"),
+        _more(UNION, RANDOM + SINKS, "selection at layer 2 only, minus a random head's set, 4 sinks", decides=True),
+        _more(WINDOW, RANDOM + FRAME, "the same, both with a recent window too"),
+        _more(RARE_HEADS + SINKS, RANDOM + SINKS, "a set per head minus a random head's, layer 2 only, 4 sinks"),
         # The paper calls the random head competitive here.
-        _more(ALWAYS, ALWAYS_RANDOM, "selection in every layer, minus a random head's set for its group"),
+        _more(ALWAYS, ALWAYS_RANDOM, "selection in every layer, minus a random head's set, 4 sinks and a window"),
     ),
 )

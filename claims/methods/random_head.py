@@ -9,9 +9,9 @@ from torch import Tensor
 
 from saccade.methods.composed import plan
 from saccade.methods.method import Method
-from saccade.methods.options import DEFAULT_BUDGET, Budget, FirstDense, Options, Roles
+from saccade.methods.options import DEFAULT_BUDGET, Budget, FirstDense, Options, Roles, Sinks, Window
 from saccade.selection.index import Index
-from saccade.selection.rules import TopK
+from saccade.selection.rules import Framed, TopK
 from saccade.selection.scorers.exact import ExactScorer
 from saccade.selection.selector import ScoredSelector
 from saccade.types import KVView, Pooling
@@ -48,10 +48,12 @@ class RandomHeadOptions(Options):
     roles: Roles = "select"
     """as in `composed`"""
     dense_layers: FirstDense = None
+    sinks: Sinks = 0
+    window: Window = 0
 
     @property
     def selector(self) -> ScoredSelector:
-        return ScoredSelector(RandomHeadScorer(), TopK(self.budget))
+        return ScoredSelector(RandomHeadScorer(), Framed(TopK(self.budget), self.sinks, self.window))
 
 
 SOURCE = "LessIsMore, arXiv 2508.07101"

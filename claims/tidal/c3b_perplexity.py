@@ -3,11 +3,22 @@
 from ..designs.continuation import Continuation
 from ..judging.claim import TIDAL, Claim, Group, Source, Test
 
+NEAR, FAR = 8192, 30_000
+BUDGETS = (2048, 4096)
 
-def _lower(measure: str, heads: str, *, decides: bool = True) -> Test:
-    effect = f"{measure} of the next token, tidal minus quest, heads={heads}"
-    tidal, quest = (Group(f"{name}:budget=256,heads={heads}") for name in ("tidal", "quest"))
-    return Test(effect, measure, tidal, quest, direction="below", decides=decides)
+
+def _lower(prompt: int, budget: int, other: str = "quest:budget={},heads={}", heads: str = "query") -> Test:
+    of, against = (spec.format(budget, heads) for spec in ("tidal:budget={},heads={}", other))
+    bound = 0.05 if other == "dense" else 0.0
+    return Test(
+        f"loss of the next token behind {prompt:,} tokens, {of} minus {against}",
+        "loss",
+        Group(f"behind {prompt}, {of}"),
+        Group(f"behind {prompt}, {against}"),
+        direction="below",
+        bound=bound,
+        decides=other != "dense" and heads == "query",
+    )
 
 
 CLAIM = Claim(
@@ -16,23 +27,18 @@ CLAIM = Claim(
     settings=Continuation(
         arms=(
             "dense",
-            *(f"{name}:budget=256,heads={heads}" for name in ("tidal", "quest") for heads in ("query", "kv")),
+            *(f"{name}:budget={budget},heads=query" for name in ("tidal", "quest") for budget in BUDGETS),
+            *(f"{name}:budget={BUDGETS[0]},heads=kv" for name in ("tidal", "quest")),
         ),
-        decoded=2048,
-        texts=24,
+        prompt=FAR,
+        decoded=128,
+        texts=12,
+        kinds=("code", "prose"),
+        nearer=(NEAR,),
     ),
     tests=(
-        _lower("loss@1", "query"),
-        _lower("loss@4", "query"),
-        _lower("loss", "kv", decides=False),
-        Test(
-            "loss of the next token, tidal minus dense, heads=query",
-            "loss",
-            Group("tidal:*heads=query"),
-            Group("dense"),
-            direction="below",
-            bound=0.05,
-            decides=False,
-        ),
+        *(_lower(prompt, budget) for prompt in (NEAR, FAR) for budget in BUDGETS),
+        *(_lower(prompt, BUDGETS[0], heads="kv") for prompt in (NEAR, FAR)),
+        *(_lower(FAR, budget, "dense") for budget in BUDGETS),
     ),
 )

@@ -23,8 +23,11 @@ CLAIM = Claim(
                 for rectify in ("", ",rectify=4", ",rectify=8")
             ),
         ),
-        texts=24,
+        prompt=8192,
+        decoded=256,
+        texts=12,
         apart=(4, 8),
+        kinds=("code", "prose"),
     ),
     tests=(_better(4, "query"), _better(8, "query"), _better(4, "kv", decides=False), _better(8, "kv", decides=False)),
     premises=(

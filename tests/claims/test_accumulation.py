@@ -23,7 +23,7 @@ from claims.accumulation.accumulation import (
 )
 from claims.accumulation.job import shares
 from claims.accumulation.passages import FACTS, LIBRARY, REFERENCE, Passage, held_out_passages
-from claims.designs.continuation import stretches
+from claims.designs.packages import stretches
 from commands import Invoke, told
 from saccade.adapters.hf.run import sparsify
 from saccade.checkpoints.load import ModelSource

@@ -43,27 +43,27 @@ def rows_that_fit(model: Any, tokens: int, longest: int, asked: int, processes: 
     return -(-asked // -(-asked // max(min(fitting, asked), 1)))
 
 
-def prefilled(model: Any, tokens: Sequence[int]) -> Any:
-    """A cache with one text in it; whether with gradients, the caller says. Refused if it has no layers."""
-    ids = torch.tensor([tokens], device=model.device)
+def prefilled(model: Any, *texts: Sequence[int]) -> Any:
+    """A cache with texts of one length, a row each; whether with gradients, the caller says. Refused without layers."""
+    ids = torch.tensor(texts, device=model.device)
     cache = model(ids, **cached(model, empty_cache(model)), logits_to_keep=1)[cache_argument(model)]
     refuse_cache(cache, shape_of(model.config).keeping)
     return cache
 
 
 class Reader:
-    """A model with one text in its cache.
+    """A model with one text in its cache, or several of one length, a row each.
 
     What is decoded is cropped from the cache afterwards, so that no question and no policy sees another one's tokens.
     """
 
     @torch.inference_mode()
-    def __init__(self, model: Any, tokens: Sequence[int]) -> None:
+    def __init__(self, model: Any, *texts: Sequence[int]) -> None:
         self._model = model
-        self._length = len(tokens)
-        self._cache = prefilled(model, tokens)
+        self._length = len(texts[0])
+        self._cache = prefilled(model, *texts)
         self._shape = shape_of(model.config)
-        self._ids = torch.tensor([tokens], device=model.device)
+        self._ids = torch.tensor(texts, device=model.device)
         tell(self._cache, self._ids)
         self._places: dict[int, Snapshot] = {}
         self.mark()
