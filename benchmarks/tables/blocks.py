@@ -130,6 +130,7 @@ BLOCKS: Mapping[str, Made] = {
     "decode-cpu": Made(partial(decoding.steps, command=_DECODE), "decode_cpu", _DECODE),
     **{name.replace("_", "-"): _slice(name, shape) for name, shape in _SLICES.items()},
     **{f"claims-{paper.lower()}": _claims(paper) for paper in PAPERS},
+    "claims-worth": Made(lambda _: verdicts.worth_lines()),
     "cost": Made(counted.cost),
     "texts-needed": Made(counted.texts),
     "recipes": Made(counted.recipes),

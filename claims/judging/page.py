@@ -4,13 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from .claim import PAPERS, UNTOLD, Listed
+from .claim import PAPERS, SACCADE, UNTOLD, Listed
 from .discovery import found
-from .pictures import picture
+from .effects import TEXTS
+from .pictures import TOYS, picture
 from .results import LEDGER, Result, recorded, slug
 from .unclaimed import UNCLAIMED
 from .wording import effect, reported, wanted
 
+STRONG, FAIR, NOTHING, NOWHERE = "strong", "fair", "untold", "weak"
+WORTH = {
+    STRONG: "two published models say the same, and none says otherwise",
+    FAIR: "one published model says so, or two differ",
+    NOTHING: "published models ran, and it cannot be told",
+    NOWHERE: "only toys ran, or nothing",
+}
 COLUMNS = ("claim", "says", "verdict", "found", "n")
 
 
@@ -30,6 +38,28 @@ def paper_lines(paper: str) -> list[str]:
     if results:
         lines += ["", f"![Effects, intervals and bounds of {paper}'s claims](images/{picture_name(paper)})"]
     return lines
+
+
+def worth_lines() -> list[str]:
+    """How much the verdicts on quality are worth, by what they were told on: a row per worth."""
+    held, by_worth = recorded(), dict[str, list[str]]()
+    for number, listed in found().items():
+        claim = listed.claim
+        if claim.source.paper != SACCADE and claim.settings.interval == TEXTS and claim.withdrawn is None:
+            by_worth.setdefault(_worth(held.get(number, ())), []).append(number)
+    rows = [_row(f"**{worth}**", means, str(len(own)), ", ".join(own)) for worth, means in WORTH.items()
+            if (own := by_worth.get(worth))]  # fmt: skip
+    return [_row("worth", "what says so", "claims", ""), "|---" * 4 + "|", *rows]
+
+
+def _worth(results: Sequence[Result]) -> str:
+    published = [found["verdict"] for found in results if found["on"] not in TOYS]
+    told = {verdict for verdict in published if verdict != UNTOLD}
+    if not published:
+        return NOWHERE
+    if not told:
+        return NOTHING
+    return STRONG if len(told) == 1 and published.count(*told) > 1 else FAIR
 
 
 def pictured() -> list[str]:

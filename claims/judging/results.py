@@ -69,7 +69,9 @@ def record(found: Result, listed: Listed, ledger: Path = LEDGER) -> Path:
     path = ledger / f"{number}-{slug(found['on'])}.json"
     with writing(ledger):
         ledger.mkdir(parents=True, exist_ok=True)
-    write_json(path, found, indent=None)
+    # Tests and premises stand beside what they found.
+    criteria = {name: told for name, told in found["criteria"].items() if name not in ("tests", "premises")}
+    write_json(path, {**found, "criteria": criteria}, indent=None)
     return path
 
 

@@ -7,11 +7,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from saccade.methods._cut import CutOptions
 from saccade.methods.composed import plan
 from saccade.methods.method import Method
-from saccade.methods.options import DEFAULT_BUDGET, Budget, FirstDense, Options, Roles, Sinks, Window
+from saccade.methods.options import FirstDense, Roles
 from saccade.selection.index import Index
-from saccade.selection.rules import Framed, TopK
 from saccade.selection.scorers.exact import ExactScorer
 from saccade.selection.selector import ScoredSelector
 from saccade.types import KVView, Pooling
@@ -41,19 +41,16 @@ class RandomHeadScorer(ExactScorer):
         return found
 
 
-class RandomHeadOptions(Options):
+class RandomHeadOptions(CutOptions):
     """Options of `random_head`."""
 
-    budget: Budget = DEFAULT_BUDGET
     roles: Roles = "select"
     """as in `composed`"""
     dense_layers: FirstDense = None
-    sinks: Sinks = 0
-    window: Window = 0
 
     @property
     def selector(self) -> ScoredSelector:
-        return ScoredSelector(RandomHeadScorer(), Framed(TopK(self.budget), self.sinks, self.window))
+        return ScoredSelector(RandomHeadScorer(), self.cut)
 
 
 SOURCE = "LessIsMore, arXiv 2508.07101"

@@ -231,7 +231,6 @@ def test_operations_on_layers_filled_in_part_do_what_stock_does(filled: int, ope
         model(prompt(20), past_key_values=cache)
         cache.reset()
         for operation in (*range(filled), *operations):
-            # A layer that was cropped to nothing still has its rows; one that nothing was put into has one dimension.
             rows = next((one.keys.shape[0] for one in stock.layers if one.keys is not None and one.keys.dim() == 4), 1)
             new = torch.randn(2, rows, 2, 5, 16)
             # Stock has no layer without those before it, and fails to crop where one was reset and not filled again.

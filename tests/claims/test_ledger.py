@@ -120,7 +120,10 @@ def test_results_enter_the_ledger_and_drafts_do_not(listed: Listed, tmp_path: Pa
     assert record(made(listed), listed, ledger).name == "C0-made_up.json"
     (entry,) = recorded(ledger)["C0"]
     assert (entry["commit"], entry["committed"], entry["n"]) == (COMMIT.name, COMMIT.date, 8)
-    assert entry["criteria"] == listed.claim.criteria() and not entry["draft"]
+    told = listed.claim.criteria()
+    for part in ("tests", "premises"):
+        assert all(test.items() <= found.items() for test, found in zip(told.pop(part), entry[part], strict=True))
+    assert entry["criteria"] == told and not entry["draft"]
     with pytest.raises(SaccadeError, match="C0 is a draft"):
         record(made(listed, None), listed, ledger)
     with pytest.raises(SaccadeError, match=r"other criteria than those of c0_example\.py"):
@@ -239,8 +242,23 @@ def test_every_bound_stands_beside_its_own_effect(listed: Listed) -> None:
     long = replace(LESS, effect="what takes more letters than a line of the picture has, by a good deal", bound=0.25)
     claimed = replace(listed, claim=replace(listed.claim, tests=(LESS, long, replace(LESS, bound=0.5))))
     axes = Figure().add_subplot()
-    pictures._panel(axes, made(claimed))
-    bounds = [line.get_segments()[0] for line in axes.collections]
+    pictures._panel(axes, [made(claimed)] * 2)
+    bounds = axes.collections[0].get_segments()
     assert [float(segment[0][0]) for segment in bounds] == [LESS.bound, 0.25, 0.5]
     for place, segment in zip(axes.get_yticks(), bounds, strict=True):
         assert float(segment[0][1]) < place < float(segment[1][1])
+
+
+def test_what_a_verdict_is_worth_hangs_on_published_models() -> None:
+    def worth(*told: tuple[str, str]) -> str:
+        return page._worth([{"on": on, "verdict": verdict} for on, verdict in told])
+
+    toys = [("bundled", "holds"), ("testbed/code/code_model", "holds")]
+    assert worth(*toys) == worth() == "weak"
+    assert worth(*toys, ("a", "cannot be told")) == "untold"
+    assert worth(*toys, ("a", "refuted")) == worth(("a", "refuted"), ("b", "cannot be told")) == "fair"
+    assert worth(("a", "refuted"), ("b", "holds")) == worth(("a", "mixed"), ("b", "mixed"), ("c", "holds")) == "fair"
+    assert worth(*toys, ("a", "refuted"), ("b", "refuted"), ("c", "cannot be told")) == "strong"
+    rows = [line.split("|")[3:5] for line in page.worth_lines()[2:]]
+    assert [int(count) for count, _ in rows] == [len(names.split(",")) for _, names in rows]
+    assert sum(int(count) for count, _ in rows) == 29, "C31 is withdrawn, C5, C12, C18 and C29 are timings"

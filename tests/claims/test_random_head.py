@@ -39,20 +39,22 @@ def test_every_head_is_drawn_as_often() -> None:
     kv_heads=st.integers(1, 3),
     group=st.sampled_from([1, 2, 4]),
     budget=st.integers(1, 40),
+    framed=st.booleans(),
 )
 @settings(max_examples=6, deadline=None)
 def test_sets_are_those_of_one_head(
-    roles: str, seed: int, lengths: list[int], kv_heads: int, group: int, budget: int
+    roles: str, seed: int, lengths: list[int], kv_heads: int, group: int, budget: int, framed: bool
 ) -> None:
     batch = Batch.random(np.random.default_rng(seed), lengths, layers=6, kv_heads=kv_heads, group=group)
     shape = ModelShape(6, kv_heads * group, kv_heads, batch.dim)
-    decoder = Decoder(saccade.policy("random_head", budget=budget, roles=roles, dense_layers=2).plan(shape))
+    frame = {"sinks": budget // 3, "window": budget // 4} if framed else {}
+    decoder = Decoder(saccade.policy("random_head", budget=budget, roles=roles, dense_layers=2, **frame).plan(shape))
     by_layer = always(6, kv_heads, 2) if roles == "select" else persistent(6, kv_heads, 2, [2, 4])
 
     def choose(layer: int, q: Any, k: Any) -> list[Cut]:
         length = k.shape[1]
         scores = oracles.token_scores(q, k)[drawn_head(length, group) :: group]
-        return [top_k(budget)(row, length, 1) for row in scores for _ in range(group)]
+        return [top_k(budget, **frame)(row, length, 1) for row in scores for _ in range(group)]
 
     for _ in range(3):
         batch.step()
