@@ -122,7 +122,7 @@ class Accumulation:
     _right: dict[Case, dict[Passage, int]] = field(init=False, default_factory=lambda: defaultdict(dict))
     _attended: dict[Case, list[float]] = field(init=False, default_factory=lambda: defaultdict(list))
     _divergence: dict[Case, dict[Passage, float]] = field(init=False, default_factory=lambda: defaultdict(dict))
-    _dense: tuple[int, Sequence[Passage], Tensor] | None = field(init=False, default=None)
+    _dense: Tensor = field(init=False)  # log-probabilities of the batch at hand
 
     @property
     def units(self) -> int:
@@ -155,8 +155,8 @@ class Accumulation:
     def by_passage(self) -> Iterator[tuple[Case, Passage, dict[str, float]]]:
         """What each case has measured on each passage, dense first.
 
-        `right` is the share of right predictions, `divergence` KL(dense || case) in nats a prediction; sparse-only, and
-        dense itself, have none.
+        `right` is the share of right predictions, `divergence` KL(dense || case) in nats a prediction; dense itself has
+        none, and sparse-only, which is read apart from it.
         """
         for case, found in self._right.items():
             for passage, right in found.items():
@@ -259,11 +259,10 @@ class Accumulation:
             self._right[case][passage] = right
         chances = logits.float().log_softmax(-1)
         if case.setting == DENSE:
-            self._dense = (case.length, batch, chances)
-        elif self._dense is not None and self._dense[:2] == (case.length, batch):
-            dense = self._dense[2]
-            apart = kl_div(chances, dense, reduction="none", log_target=True).sum(-1).mean(-1)
-            self._divergence[case] |= dict(zip(batch, apart.tolist(), strict=True))
+            self._dense = chances
+        elif case.setting != SPARSE_ONLY:
+            found = kl_div(chances, self._dense, reduction="none", log_target=True).sum(-1).mean(-1)
+            self._divergence[case] |= dict(zip(batch, found.tolist(), strict=True))
 
     def _held(self, source: str, case: Case) -> list[Passage]:
         return [passage for passage in self._right[case] if source in (passage.source, ALL)]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -15,6 +16,7 @@ def compare(
     texts: Annotated[int, count("Texts that share no token.")] = 40,
     asked: Annotated[int, count("Questions about each, at most as many as its facts.")] = 12,
     task: Annotated[str, words("NAME", "How facts are stated: kv, listing, records or passkey.")] = "kv",
+    plain: Annotated[int, count("Texts of code, and of prose, whose next tokens are judged; 0: none.", 0)] = 8,
     output_dir: Annotated[Path, words("DIR", "Folder; an interrupted run goes on there.")] = Path("results/compared"),
     device: Device = "auto",
     dtype: Dtype = "auto",
@@ -26,7 +28,8 @@ def compare(
 
     Texts are sources of installed packages with facts hidden in them. Layers and roles are those of the recipe beside
     the model: calibrate first. You get a table: right answers with a 95% interval over texts, those less Quest's at the
-    same budget, what a step reads of the cache, its index included.
+    same budget, by how much the loss of 128 next tokens of plain texts as long is above dense attention's, and what a
+    step reads of the cache, its index included.
 
     Example:
 
@@ -40,35 +43,41 @@ def compare(
 
     from ..designs.questions import Questions
     from ..judging.study import Study
-    from .rows import arms_of, check, rows_of
+    from .rows import arms_of, check, plain_texts, rows_of
 
     quiet_libraries()
     study = Study(model, output_dir, device, dtype, threads)
     sizes = parse_budgets(budgets)
-    check(study, sizes, context, task, asked)
+    check(study, sizes, context, task, asked, plain)
     arms = arms_of(study, sizes, context)
     asking = Questions(tuple(arms), task, (context, context), texts, asked, seed=seed)
+    going_on = plain_texts(arms, context, plain, seed)
     units = asking.units(study)  # which makes every policy: what one refuses is told before a file is touched
-    check_folder(output_dir)
+    units += 0 if going_on is None else going_on.units(study)
+    check_folder(output_dir / "plain" if plain else output_dir)
     if json is not None:
         check_file(json)
     with progress(units) as advance:
-        samples = asking.run(study, advance)
-    rows = rows_of(study, asking, arms, samples)
+        answers = asking.run(study, advance)
+        decoded = () if going_on is None else going_on.run(study.inside("plain"), advance)
+    rows = rows_of(study, asking, arms, answers, decoded)
     results: dict[str, Any] = {"task": task, "context": context, "rows": rows, "environment": asking.conditions(study)}
     if json is not None:
         write_json(json, results, indent=None)
     table = new_table(
         f"right of {rows[0]['n']} answers in {rows[0]['texts']} texts of {context:,} tokens",
-        ("policy", "right", "95% interval", "less quest", "95% interval", "cache read"),
+        ("policy", "right", "95% interval", "less quest", "95% interval", "loss above dense", "95% interval", "read"),
         words=("policy",),
     )
     for row in rows:
-        less = row.get("less_quest")
-        paired = ("", "") if less is None else (f"{less:+.3f}", _interval(row["less_quest_interval"]))
+        paired = [cell for name in ("less_quest", "loss_above_dense") for cell in _pair(row, name)]
         cells = (f"{row['right']:.3f}", _interval(row["interval"], ""), *paired, f"{row['cache_read']:.1%}")
         table.add_row(row["spec"], *cells)
     show(table)
+
+
+def _pair(row: Mapping[str, Any], name: str) -> tuple[str, str]:
+    return (f"{row[name]:+.3f}", _interval(row[f"{name}_interval"])) if name in row else ("", "")
 
 
 def _interval(ends: tuple[float, float] | None, sign: str = "+") -> str:

@@ -32,13 +32,15 @@ def whole(results: Mapping[str, Any]) -> list[str]:
     """A row for each arm: beside that its frame, and right answers less Quest's at the same budget."""
     budgets = _budgets(results)
     heads = ["policy", "sinks + window, dense layers"]
-    heads += [f"{what} at {budget:,}" for budget in budgets for what in ("right", "less `quest`", "cache read")]
+    asked = ["right", "less `quest`", *(["loss above dense"] if "loss" in results["rows"][0] else []), "cache read"]
+    heads += [f"{what} at {budget:,}" for budget in budgets for what in asked]
     lines = _head(heads, words=1)
     for name, own in _by_method(results).items():
         cells = [f"`{name}`", frame(next(iter(own.values())))]
         for budget in budgets:
             row = own.get(budget, own.get(None))
-            cells += [_right(row), _less(row), f"{row['cache_read']:.1%}" if row else NOTHING]
+            paired = [_less(row, name) for name in ("less_quest", "loss_above_dense")[: len(asked) - 2]]
+            cells += [_right(row), *paired, f"{row['cache_read']:.1%}" if row else NOTHING]
         lines.append(_line(cells))
     return [*lines, "", _about(results)]
 
@@ -65,10 +67,10 @@ def _right(row: Row | None) -> str:
     return NOTHING if row is None else _with("{:.2f}", row["right"], "–", row["interval"])
 
 
-def _less(row: Row | None) -> str:
-    if row is None or "less_quest" not in row:
+def _less(row: Row | None, name: str) -> str:
+    if row is None or name not in row:
         return NOTHING
-    return _with("{:+.3f}", row["less_quest"], " to ", row["less_quest_interval"])
+    return _with("{:+.3f}", row[name], " to ", row[f"{name}_interval"])
 
 
 def _with(form: str, value: float, between: str, interval: Sequence[float] | None) -> str:
@@ -80,6 +82,8 @@ def _with(form: str, value: float, between: str, interval: Sequence[float] | Non
 def _about(results: Mapping[str, Any]) -> str:
     row = results["rows"][0]
     asked = f"{row['n']} questions about {row['texts']} texts of {results['context']:,} tokens"
+    if "loss" in row:
+        asked += f", and the loss of the last tokens of {row['plain_texts']} of code and prose"
     return f"{asked}; `resa` keeps the budget's share of each row (`ratio`, with `min_pages=1`), reads are counted"
 
 

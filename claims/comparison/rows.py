@@ -11,9 +11,10 @@ from saccade.errors import SaccadeError, meant
 from saccade.eval.entry import terms_of
 from saccade.methods.policy import Policy
 
+from ..designs.continuation import Continuation
 from ..designs.questions import Questions
 from ..judging.claim import Group, Sample, Test
-from ..judging.effects import effect_of
+from ..judging.effects import TEXTS, effect_of
 from ..judging.study import Study
 
 DENSE = "dense"
@@ -26,16 +27,18 @@ ARMS = (
 )  # fmt: skip
 SHARES = ("resa:ratio={},min_pages=1", "resa:ratio={},min_pages=1,dense_layers=2")
 """Of a method that keeps a share of the row: the budget's share of the context; the question comes on top."""
+DECODED = 128
+"""Tokens at the end of a plain text that are decoded with its own tokens."""
 ROLES = "lychee_decode:budget={}"
 """Of a method that needs roles of heads: left out for a model without."""
 
 
-def check(study: Study, budgets: Sequence[int], context: int, task: str, asked: int) -> None:
+def check(study: Study, budgets: Sequence[int], context: int, task: str, asked: int, plain: int) -> None:
     """Refuse what suits neither the model nor each other.
 
     Raises:
         SaccadeError: an unknown task, more questions than a text has facts, a context that the model has no positions
-            for, or a budget that is no smaller than it.
+            for or that is too short for plain texts, or a budget that is no smaller than it.
     """
     if task not in TASKS:
         raise SaccadeError(f"--task {task!r} is not valid; {', '.join(TASKS)} are{meant(task, TASKS)}")
@@ -45,6 +48,8 @@ def check(study: Study, budgets: Sequence[int], context: int, task: str, asked: 
         raise SaccadeError(f"--context {context}: the model has {positions:,} positions, some of them for questions")
     if max(budgets) >= context:
         raise SaccadeError(f"--budgets {max(budgets)} is not valid: it must be smaller than --context {context}")
+    if plain and context <= DECODED:
+        raise SaccadeError(f"--context {context} is not valid beside --plain: more than the {DECODED} tokens decoded")
 
 
 def arms_of(study: Study, budgets: Sequence[int], context: int) -> dict[str, int | None]:
@@ -57,15 +62,28 @@ def arms_of(study: Study, budgets: Sequence[int], context: int) -> dict[str, int
     return arms
 
 
+def plain_texts(arms: Iterable[str], context: int, texts: int, seed: int) -> Continuation | None:
+    """So many texts of code and of prose, as long as the context with what is decoded of them; None of no texts."""
+    if not texts:
+        return None
+    return Continuation(tuple(arms), context - DECODED, DECODED, texts, seed, kinds=("code", "prose"))
+
+
 def rows_of(
-    study: Study, asking: Questions, arms: dict[str, int | None], samples: Iterable[Sample]
+    study: Study, asking: Questions, arms: dict[str, int | None], answers: Sequence[Sample], plain: Sequence[Sample]
 ) -> list[dict[str, Any]]:
-    """A row for each arm: right answers with an interval over texts, those less Quest's, and what it reads."""
-    found, policies = list(samples), study.policies(arms)
-    return [_row(study, asking, arm, budget, policies[arm], found) for arm, budget in arms.items()]
+    """A row for each arm: right answers with an interval over texts, those less Quest's, and what it reads.
+
+    Where `plain` texts were decoded too, also by how much their loss is above dense attention's.
+    """
+    policies = study.policies(arms)
+    return [
+        _answered(study, asking, arm, budget, policies[arm], answers) | _gone_on(arm, plain)
+        for arm, budget in arms.items()
+    ]
 
 
-def _row(
+def _answered(
     study: Study, asking: Questions, arm: str, budget: int | None, policy: Policy, samples: Sequence[Sample]
 ) -> dict[str, Any]:
     own = [one for one in samples if one.arm == arm]
@@ -74,8 +92,20 @@ def _row(
     row |= {"n": right.n * asking.asked, "correct": round(sum(one.values["right"] for one in own) * asking.asked)}
     row |= {"right": right.value, "interval": right.interval}
     if budget is not None and arm != PAIRED.format(budget):
-        pair = Test("right answers less Quest's", "right", Group(arm), Group(PAIRED.format(budget)))
-        less = effect_of(pair, samples, asking.interval)
-        row |= {"less_quest": less.value, "less_quest_interval": less.interval}
+        row |= _less("less_quest", samples, "right", arm, PAIRED.format(budget))
     row["share_attended"] = fmean(one.values["share"] for one in own)
     return row | terms_of(policy, study.subject.shape, asking.lengths[1])
+
+
+def _gone_on(arm: str, samples: Sequence[Sample]) -> dict[str, Any]:
+    own = [one.values["loss"] for one in samples if one.arm == arm]
+    if not own:
+        return {}
+    row = {"plain_texts": len(own), "loss": fmean(own)}
+    return row if arm == DENSE else row | _less("loss_above_dense", samples, "loss", arm, DENSE)
+
+
+def _less(name: str, samples: Sequence[Sample], measure: str, arm: str, other: str) -> dict[str, Any]:
+    """How an arm differs from another one text by text, and the interval."""
+    found = effect_of(Test(name, measure, Group(arm), Group(other)), samples, TEXTS)
+    return {name: found.value, f"{name}_interval": found.interval}

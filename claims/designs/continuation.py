@@ -70,7 +70,7 @@ class Continuation:
         batches = [*self._batches(study)]
         about = {name: getattr(self, name) for name in ("prompt", "decoded", "texts", "seed")}
         about |= {name: list(told) for name in ("kinds", "nearer") if (told := getattr(self, name))}
-        with study.samples(about | {"read_together": len(batches[0].names)}, KEY) as ledger:
+        with study.samples(about | {"batches": [len(batch.names) for batch in batches]}, KEY) as ledger:
             decoding = Decoding(study.loaded, subject.tokenizer, batches, ledger, study.threads, apart=self.apart)
             decoding.run([*dict.fromkeys(map(str, policies.values()))], advance)
             return [

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from .claim import PAPERS, SACCADE, UNTOLD, Listed
+from .claim import MIXED, PAPERS, SACCADE, UNTOLD, Listed
 from .discovery import found
 from .effects import TEXTS
 from .pictures import TOYS, picture
@@ -12,12 +12,12 @@ from .results import LEDGER, Result, recorded, slug
 from .unclaimed import UNCLAIMED
 from .wording import effect, reported, wanted
 
-STRONG, FAIR, NOTHING, NOWHERE = "strong", "fair", "untold", "weak"
+STRONG, FAIR, UNDECIDED, WEAK = "strong", "fair", "undecided", "weak"
 WORTH = {
-    STRONG: "two published models say the same, and none says otherwise",
-    FAIR: "one published model says so, or two differ",
-    NOTHING: "published models ran, and it cannot be told",
-    NOWHERE: "only toys ran, or nothing",
+    STRONG: "it holds on two published models, or is refuted on two, and none says otherwise",
+    FAIR: "one published model decides, or two differ, or are mixed",
+    UNDECIDED: "published models were measured, and cannot tell",
+    WEAK: "only toys were measured, or nothing",
 }
 COLUMNS = ("claim", "says", "verdict", "found", "n")
 
@@ -47,19 +47,21 @@ def worth_lines() -> list[str]:
         claim = listed.claim
         if claim.source.paper != SACCADE and claim.settings.interval == TEXTS and claim.withdrawn is None:
             by_worth.setdefault(_worth(held.get(number, ())), []).append(number)
-    rows = [_row(f"**{worth}**", means, str(len(own)), ", ".join(own)) for worth, means in WORTH.items()
-            if (own := by_worth.get(worth))]  # fmt: skip
-    return [_row("worth", "what says so", "claims", ""), "|---" * 4 + "|", *rows]
+    rows = [_row("worth", "what it rests on", "claims", "which"), "|---" * 4 + "|"]
+    for worth, means in WORTH.items():
+        if own := by_worth.get(worth):
+            rows.append(_row(f"**{worth}**", means, str(len(own)), ", ".join(own)))
+    return rows
 
 
 def _worth(results: Sequence[Result]) -> str:
     published = [found["verdict"] for found in results if found["on"] not in TOYS]
     told = {verdict for verdict in published if verdict != UNTOLD}
     if not published:
-        return NOWHERE
+        return WEAK
     if not told:
-        return NOTHING
-    return STRONG if len(told) == 1 and published.count(*told) > 1 else FAIR
+        return UNDECIDED
+    return STRONG if len(told) == 1 and MIXED not in told and published.count(*told) > 1 else FAIR
 
 
 def pictured() -> list[str]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -60,6 +60,12 @@ class Study:
         """What was found for the model."""
         source = self.subject.source
         return beside(source.location, source.decoder)
+
+    def inside(self, name: str) -> Study:
+        """The same model, not loaded again, in a folder of its own below this one."""
+        inner = replace(self, folder=self.folder / name)
+        vars(inner).update({kept: getattr(self, kept) for kept in ("subject", "loaded", "recipe")})
+        return inner
 
     def policies(self, arms: Iterable[str]) -> dict[str, Policy]:
         """Arms, with `LAYER` filled in, and their policies on this model.

@@ -32,4 +32,5 @@ CLAIM = Claim(
         _above(4, FRAMED, decides=False),
         _above(4, "streaming:budget=256", decides=False),
     ),
+    protocol="the model's own long answers",
 )

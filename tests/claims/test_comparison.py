@@ -21,7 +21,7 @@ from saccade.errors import SaccadeError
 from saccade.methods.policy import Policy
 from saccade.recipes.recipe import Recipe
 
-ASK = ("--context", 160, "--texts", 3, "--asked", 2, "--budgets", "48", "--device", "cpu")
+ASK = ("--context", 160, "--texts", 3, "--asked", 2, "--plain", 3, "--budgets", "48", "--device", "cpu")
 ROLES = "heads:0+1+2.0+3"
 PACKED = gzip.compress(b"{}")
 
@@ -35,7 +35,10 @@ def known(model: Path, folder: Path, roles: str | None) -> Path:
     return folder
 
 
-def test_rows_are_means_of_the_samples_in_pairs(invoke: Invoke, model_folder: Path, tmp_path: Path) -> None:
+def test_rows_are_means_of_the_samples_in_pairs(
+    invoke: Invoke, model_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("claims.comparison.rows.DECODED", 16)
     model, out, file = known(model_folder, tmp_path / "known", ROLES), tmp_path / "out", tmp_path / "rows.json"
     asked = ("compare", "--model", model, *ASK, "--output-dir", out, "--json", file)
     done = invoke(*asked)
@@ -54,6 +57,16 @@ def test_rows_are_means_of_the_samples_in_pairs(invoke: Invoke, model_folder: Pa
             assert "less_quest" not in row
         else:
             assert row["less_quest"] == pytest.approx(sum(own) / 3 - sum(pages) / 3)
+    decoded = list(map(json.loads, (out / "plain" / "samples.jsonl").read_text().splitlines()))[1:]
+    loss = {(one["spec"], one["problem"]): one["values"][0]["loss"] for one in decoded}
+    assert len(loss) == 6 * len(rows)
+    for spec, row in rows.items():
+        above = [loss[spec, text] - loss["dense", text] for text in range(6)]
+        assert row["plain_texts"] == 6 and row.get("loss_above_dense", 0.0) == pytest.approx(sum(above) / 6, abs=1e-9)
+        if spec != "dense":
+            low, high = row["loss_above_dense_interval"]
+            assert min(above) <= low <= row["loss_above_dense"] <= high <= max(above)
+    assert "loss_above_dense" not in rows["dense"] and any("loss_above_dense" in row for row in rows.values())
     # Layers of one's own method, roles of the recipe, and really sparse.
     assert {"tidal:budget=48,reselect=4", "less_is_more:budget=48,reselect=3", f"lychee_decode:budget=48,roles={ROLES}",
             "resa:ratio=0.3,min_pages=1"} < set(rows)  # fmt: skip
@@ -82,6 +95,7 @@ def test_nobody_calibrated_is_refused(fails: Fails, model_folder: Path, tmp_path
         (("--budgets", "48,160"), "--budgets 160 is not valid: it must be smaller than --context 160"),
         (("--context", "100000"), "--context 100000: the model has"),
         (("--budgets", "20"), "budget"),
+        (("--context", "120"), "--context 120 is not valid beside --plain: more than the 128 tokens decoded"),
     ],
 )
 def test_bad_input_is_refused_before_any_work(

@@ -1,14 +1,17 @@
-"""Texts that are read together: what each says is what it says alone, and what stock's logits say in float64."""
+"""Texts that are read together: each says what it says alone; dense loss and divergence are those of float64."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import numpy
 import pytest
 import torch
 
+from claims.accumulation.accumulation import DENSE, SPARSE_ONLY, TARGETS, Accumulation, Case, cases_of
+from claims.accumulation.passages import Passage
 from claims.designs import accumulated, continuation
 from claims.designs.accumulated import Accumulated
 from claims.designs.continuation import Continuation
@@ -16,9 +19,11 @@ from claims.designs.together import rows_together
 from claims.judging.claim import Sample
 from claims.judging.study import Study
 from saccade.checkpoints.load import ModelSource
+from saccade.methods.policy import Policy
 
 SPARSE = "tidal:budget=40,reselect=3,heads=query,sinks=4,window=8"
-PLAIN = Continuation(("dense", SPARSE), prompt=130, decoded=70, texts=3, kinds=("code", "prose"), nearer=(60,))
+ARMS = ("dense", SPARSE, f"{SPARSE},rectify=4")
+PLAIN = Continuation(ARMS, prompt=130, decoded=42, texts=2, apart=(4,), kinds=("code", "prose"), nearer=(60,))
 SUFFIXES = Accumulated("resa:min_pages=1", (0.3, 1.0), (8, 40), (300,), passages=2)
 ROUNDED = 2e-6
 """Measures keep six digits, of float32: half a unit on each side, and the sums' order."""
@@ -42,33 +47,34 @@ def by_name(samples: list[Sample]) -> dict[tuple[str, str, str], float]:
 
 
 def test_plain_texts(study: Callable[[str], Study], monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of two kinds behind two prompts; four of six at once, so that a batch holds both kinds."""
+    """Of two kinds behind two prompts; three of four at once, so that a batch holds both kinds."""
     found = []
-    for rows in (1, 4):
+    for rows in (1, 3):
         monkeypatch.setattr(continuation, "rows_together", together(rows))
         here, steps = study(f"{rows}"), list[str]()
         found.append(by_name([*PLAIN.run(here, steps.append)]))
-        assert len(steps) == PLAIN.units(here) == 2 * 2 * (6 if rows == 1 else 2)
+        assert len(steps) == PLAIN.units(here) == 3 * 2 * (4 if rows == 1 else 2)
     alone, batched = found
     assert alone.keys() == batched.keys()
-    assert {arm for _, arm, _ in alone} == {f"behind {at}, {spec}" for at in (130, 60) for spec in ("dense", SPARSE)}
-    assert {text for text, _, _ in alone} == {f"{kind} {number}" for kind in PLAIN.kinds or () for number in range(3)}
+    assert {arm for _, arm, _ in alone} == {f"behind {at}, {spec}" for at in (130, 60) for spec in ARMS}
+    assert {text for text, _, _ in alone} == {f"{kind} {number}" for kind in PLAIN.kinds or () for number in range(2)}
     assert max(abs(alone[name] - batched[name]) for name in alone) <= ROUNDED
 
     model = ModelSource.locate(str(here.model)).weights(torch.device("cpu"), torch.float64)
     targets = dict[str, tuple[int, ...]]()
     for batch in PLAIN._batches(here):
         for name, text in zip(batch.names, batch.texts, strict=True):
-            assert len(text) == batch.prompt + 70 + 1
+            assert len(text) == batch.prompt + 42 + 1
             with torch.no_grad():
                 logits = model(torch.tensor([text])).logits[0, batch.prompt : -1]
-            losses = [-float(row.log_softmax(-1)[token]) for row, token in zip(logits, text[-70:], strict=True)]
-            told = [alone[name, f"{batch.front}dense", f"loss{part}"] for part in ("", "@1", "@4")]
+            losses = [-float(row.log_softmax(-1)[token]) for row, token in zip(logits, text[-42:], strict=True)]
+            told = [alone[name, f"{batch.front}dense", f"loss{part}"] for part in ("", "@1", "@4", "~4")]
+            # Every fifth step is a dense pass under rectify=4.
+            sparse = [loss for step, loss in enumerate(losses, 1) if step % 5]
+            expected = [numpy.mean(part) for part in (losses, losses[:11], losses[-10:], sparse)]
             # float32's logits are within 1e-5 of these.
-            assert told == pytest.approx(
-                [numpy.mean(losses), numpy.mean(losses[:18]), numpy.mean(losses[-17:])], abs=2e-5
-            )
-            assert targets.setdefault(name, text[-70:]) == text[-70:], "a shorter prompt moves no target"
+            assert told == pytest.approx(expected, abs=2e-5)
+            assert targets.setdefault(name, text[-42:]) == text[-42:], "a shorter prompt moves no target"
 
 
 def test_passages(study: Callable[[str], Study], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -86,6 +92,25 @@ def test_passages(study: Callable[[str], Study], monkeypatch: pytest.MonkeyPatch
         assert min(apart) > 100 * ROUNDED and len(set(apart)) == 3
         assert alone[text, "0.3, every 40", "growth"] == pytest.approx(apart[2] - apart[0])
         assert (text, "dense", "divergence") not in alone
+
+
+def test_divergence_is_that_of_dense_from_a_case() -> None:
+    """By its definition in float64, a mean over predictions; sparse-only has none."""
+    generator = torch.Generator().manual_seed(3)
+    dense, other = (torch.randn(2, TARGETS, 11, generator=generator) for _ in range(2))
+    passages = [Passage("noise", number, (0,) * (TARGETS + 1)) for number in range(2)]
+    case = next(cases_of(Policy.from_spec("resa:min_pages=1"), (0.5,), (8,), 64, sparse_only=False))
+    one = Accumulation(None, None, passages, [case], 0, batch=2)
+    tokens = torch.zeros(2, TARGETS + 1, dtype=torch.long)
+    one._record(Case(64, None, None, DENSE, None), passages, dense, tokens)
+    one._record(case, passages, other, tokens)
+    one._record(replace(case, setting=SPARSE_ONLY), passages, other, tokens)
+    found = {(held.setting, passage.number): values.get("divergence") for held, passage, values in one.by_passage()}
+    for row in range(2):
+        p, q = (numpy.exp(numpy.float64(logits[row].numpy())) for logits in (dense, other))
+        p, q = p / p.sum(-1, keepdims=True), q / q.sum(-1, keepdims=True)
+        assert found[case.setting, row] == pytest.approx((p * numpy.log(p / q)).sum(-1).mean(), rel=1e-5)
+        assert found[DENSE, row] is None and found[SPARSE_ONLY, row] is None
 
 
 def test_as_few_and_as_even_batches_as_may_be() -> None:
