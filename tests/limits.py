@@ -45,6 +45,7 @@ ALLOWANCES: tuple[tuple[str, int, int], ...] = (
     ("words by hand, the log left out", 400, 48),
     ("lines of claims", 490, 49),
     ("lines of tests", 330, 49),
+    ("cases of make test and make walk", 10, 49),
     ("words by hand, the log left out", 600, 49),
     ("lines of claims", 122, 52),
     ("lines of benchmarks", 363, 52),

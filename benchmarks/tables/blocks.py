@@ -73,7 +73,7 @@ def _claims(paper: str) -> Made:
 def _compare(thousands: int) -> str:
     more = {8: "", 30: " --context 30720 --texts 24 --budgets 1024,4096 --output-dir results/compared_30k"}[thousands]
     command = f"python -m claims compare --model models/qwen2.5-coder-1.5b{more}"
-    return f"{command} --json docs/results/compared_{thousands}k.json"
+    return f"{command} --plain 0 --json docs/results/compared_{thousands}k.json"
 
 
 def _compared(lines: Callable[[Results], list[str]], root: str, thousands: int, results: Results) -> list[str]:

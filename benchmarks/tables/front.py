@@ -17,5 +17,11 @@ def speed(results: Results) -> list[str]:
     for context, batch in POINTS:
         body.append([f"{size(context)} × {batch}", *compared(found[context, batch], chosen, "{:.1f}", " ({:.2f}×)")])
     lines = table(["context × batch", "stock vLLM", *named(chosen).values()], body)
-    what = f"ms per decoding step, {results['shape']} with random weights"
-    return [*lines, "", f"{what}, {told(results['environment'], 'saccade bench serve', 'serve_h200', 'docs/')}"]
+    told_of = results["settings"]
+    (budget,), steps = told_of["budgets"], told_of["steps"]
+    what = f"ms per decoding step, the median of {steps}, budget {int(budget):,} (`resa` keeps a tenth of the row)"
+    what += f", {results['shape']} with random weights"
+    asked = " ".join(f"--policy {policy}" for policy in told_of["policies"])
+    where = ",".join(f"{context}x{batch}" for context, batch in POINTS)
+    command = f"saccade bench serve --shape {results['shape']} --points {where} {asked} --steps {steps}"
+    return [*lines, "", f"{what}, {told(results['environment'], command, 'serve_h200', 'docs/')}"]

@@ -66,7 +66,7 @@ def compare(
         write_json(json, results, indent=None)
     table = new_table(
         f"right of {rows[0]['n']} answers in {rows[0]['texts']} texts of {context:,} tokens",
-        ("policy", "right", "95% interval", "less quest", "95% interval", "loss above dense", "95% interval", "read"),
+        ("policy", "right", "95% interval", "minus quest", "95% interval", "loss above dense", "95% interval", "read"),
         words=("policy",),
     )
     for row in rows:

@@ -32,7 +32,7 @@ def whole(results: Mapping[str, Any]) -> list[str]:
     """A row for each arm: beside that its frame, and right answers less Quest's at the same budget."""
     budgets = _budgets(results)
     heads = ["policy", "sinks + window, dense layers"]
-    asked = ["right", "less `quest`", *(["loss above dense"] if "loss" in results["rows"][0] else []), "cache read"]
+    asked = ["right", "minus `quest`", *(["loss above dense"] if "loss" in results["rows"][0] else []), "cache read"]
     heads += [f"{what} at {budget:,}" for budget in budgets for what in asked]
     lines = _head(heads, words=1)
     for name, own in _by_method(results).items():

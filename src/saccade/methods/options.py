@@ -116,7 +116,7 @@ FirstDense = Annotated[
 Reselect = Annotated[
     tuple[Annotated[Whole, Field(ge=0)], ...] | None,
     BeforeValidator(_layers),
-    Field(description="layers that select again, beside the first selection layer; not given: layer L//2; empty: none"),
+    Field(description="layers that select again, beside the first one; not given: looked for, or refused; empty: none"),
 ]
 Heads = Literal["kv", "query"]
 Roles = Annotated[str, BeforeValidator(_role_source)]

@@ -12,7 +12,7 @@ from .options import DenseLayers, Heads, RectifyField, Reselect
 
 
 class TidalOptions(CutOptions):
-    """Options of `tidal`: two dense layers, selection at layer 2 and once more in the middle (section 3.1)."""
+    """Options of `tidal`: two dense layers, selection at layer 2 and in those of `reselect` (section 3.1)."""
 
     reselect: Reselect = None
     heads: Heads = "kv"

@@ -118,5 +118,5 @@ def _found_for(model: str, shape: Shape) -> Path | str:
     raise PolicyError(
         f"policy 'auto': no recipe for model {called}: no {NAME} beside it, and none published for its name and sizes "
         f"(saccade policies --recipes); make one with `saccade calibrate layers --model {example}` or "
-        f"`saccade tune --model {example}`, or name a policy"
+        f"`saccade tune --model {example}` and --recipe beside it, or name a policy"
     )
