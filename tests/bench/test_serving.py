@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import sys
 from dataclasses import replace
 from typing import Any, ClassVar
@@ -265,7 +266,10 @@ def test_a_token_of_drafts_takes_its_share_of_a_cycle(monkeypatch: pytest.Monkey
     job = checked(device="cuda", points=["8192x1"], policies=["quest:rectify=8:verify"], draft_rate=0.9)
     assert (job.drafts, job.periods) == ({spec: 8}, {})
     plain = checked(device="cuda", points=["8192x1"])
-    assert job.room - plain.room == (8 + 2 * job.steps) * 8 + serving.SPARE, "a row gains nine tokens a round at most"
+    more = 1.25 * (1 - 0.9**9) / 0.1 - 1
+    assert job.room - plain.room == math.ceil((8 + 2 * job.steps) * more) + serving.SPARE, "by chance, and a quarter"
+    every = checked(device="cuda", points=["8192x1"], policies=["quest:rectify=8:verify"])
+    assert every.room - plain.room == (8 + 2 * job.steps) * 8 + serving.SPARE, "a row gains nine tokens a round at most"
     results = job.run(lambda unit, results: None)
     rows = {(row["policy"], row["context"]): row for row in results["rows"]}
     drafts, stock = rows[spec, 8192], rows["stock", 8192]
@@ -273,14 +277,24 @@ def test_a_token_of_drafts_takes_its_share_of_a_cycle(monkeypatch: pytest.Monkey
     assert drafts["ms_per_token"] == pytest.approx(1e3 * 14 / 1024 / 5)
     assert drafts["ms_fast"] == pytest.approx(drafts["ms_per_token"])
     assert drafts["speedup_over_stock"] == pytest.approx(5 * 26 / 14)
+    with monkeypatch.context() as patched:
+        patched.setattr(Clocked, "period", 4)
+        patched.setattr(Clocked, "dense", 8.0)
+        given = {"points": ["8192x1"], "policies": ["quest:rectify=8:verify"], "draft_rate": 0.9}
+        adapted = checked(device="cuda", adaptive=True, **given).run(lambda unit, results: None)
+    (row,) = (row for row in adapted["rows"] if (row["policy"], row["context"]) == (spec, 8192))
+    # Every fourth cycle is longer: their mean, and the bytes of a dense step.
+    assert (row["ms_per_token"], row["bytes"]) == (pytest.approx(1e3 * 16 / 1024 / 5), stock["bytes"])
+    assert Clocked.given[-2]["adaptive"] and not Clocked.given[1]["adaptive"]
     # Half of eight drafts stand.
-    assert [call.kwargs["acceptance"] for call in costs.call_args_list] == [0, 0, 0.5, 0.5, 0, 0]
+    assert [call.kwargs["acceptance"] for call in costs.call_args_list[:6]] == [0, 0, 0.5, 0.5, 0, 0]
     assert [(one["name"], one["draft_rate"]) for one in Clocked.given[1:2]] == [(spec, 0.9)]
     assert "5.00" in "\n".join(printed(serving_table(results), 200))
     verified = {"device": "cuda", "policies": ["quest:rectify=8:verify"]}
     for words, given in (
         (r"draft-rate=1\.5 is not valid: from 0 to 1", {**verified, "draft_rate": 1.5}),
         (r"draft-rate=0\.5 is valid only beside drafts", {"draft_rate": 0.5}),
+        ("adaptive is valid only beside drafts", {"adaptive": True}),
         ("rectify-together is valid only without drafts", {**verified, "rectify_together": True}),
     ):
         with pytest.raises(SaccadeError, match=words):

@@ -51,14 +51,9 @@ def checked(state: DecodeState, label: str) -> Iterator[None]:
 
 
 def compare_attention(
-    label: str,
-    output: Tensor,
-    q: Tensor,
-    kv: KVView,
-    selection: Selection | None,
-    dense: tuple[bool, ...] | None,
+    label: str, output: Tensor, q: Tensor, kv: KVView, selection: Selection | None, dense: tuple[bool, ...] | None,
     softmax: Softmax,
-) -> None:
+) -> None:  # fmt: skip
     """Compare row 0 of an attention output with float64.
 
     Args:

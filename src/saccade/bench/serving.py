@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
+from math import ceil
+from statistics import fmean
 from typing import Any, ClassVar
 
 import torch
@@ -34,6 +36,7 @@ class ServingSettings(EngineSettings):
     points: Sequence[str] = ()
     max_model_len: int | None = None
     draft_rate: float | None = None
+    adaptive: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,10 +84,16 @@ class ServingJob(EngineJob[tuple[int, int]]):
             raise SaccadeError(f"draft-rate={settings.draft_rate} is valid only beside drafts: add --drafts 8")
         if settings.draft_rate is not None and not 0 <= settings.draft_rate <= 1:
             raise SaccadeError(f"draft-rate={settings.draft_rate} is not valid: from 0 to 1, such as 0.97")
+        if settings.adaptive and not drafts:
+            raise SaccadeError("adaptive is valid only beside drafts: add --drafts 8")
         if drafts and settings.rectify_together:
             raise SaccadeError("rectify-together is valid only without drafts, which vLLM verifies as it comes to them")
         periods = {name: rectify.every + 1 for name, rectify in rectified.items() if name not in drafts}
-        room = (warm + 2 * steps) * (1 + max(drafts.values(), default=0)) + SPARE * (1 + bool(drafts))
+        most = max([0, *drafts.values()])
+        rate = 1.0 if settings.draft_rate is None else settings.draft_rate
+        # What a row gains a cycle by chance; a quarter more over all cycles is out of reach.
+        gained = min(1.25 * sum(rate**number for number in range(most + 1)), most + 1)
+        room = ceil((warm + 2 * steps) * gained) + SPARE * (1 + bool(drafts))
         room += 2 * max(periods.values(), default=0)
         need = max(context for context, _ in points) + room
         longest = settings.max_model_len or need
@@ -104,8 +113,8 @@ class ServingJob(EngineJob[tuple[int, int]]):
         return max(batch for _, batch in self.points)
 
     def start(self, policy: Policy | None, settings: dict[str, Any]) -> SyntheticEngine:
-        told = {"max_num_batched_tokens": CHUNK, "draft_rate": self.settings.draft_rate, **settings}
-        return SyntheticEngine(self.settings.served(policy), **told)
+        given = {name: getattr(self.settings, name) for name in ("draft_rate", "adaptive")}
+        return SyntheticEngine(self.settings.served(policy), **{"max_num_batched_tokens": CHUNK, **given, **settings})
 
     def blocks(self, point: tuple[int, int]) -> int:
         context, batch = point
@@ -151,8 +160,10 @@ class ServingJob(EngineJob[tuple[int, int]]):
         size |= {"weight_bytes": weights, "state_bytes": state_bytes(grid.config, grid.dtype)}
         for name, taken in times.items():
             steps = len(taken) * self.periods.get(name, 1)
-            policy = self.policies.get(name) or DENSE
+            adapts = self.settings.adaptive and name in self.drafts
+            policy = (None if adapts else self.policies.get(name)) or DENSE
             fast, median, slow = quartiles(taken)
+            median = 1e3 * fmean(taken) if adapts else median  # cycles of all lengths, those that were tried too
             gained = engines[name].gained if name in self.drafts else None
             tokens = gained or 1.0
             size["acceptance"] = (tokens - 1) / self.drafts.get(name, 1)

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from ..adapters.vllm.checks import FULL_KIND, SCHEDULER, captured_for, rectifies_ahead
-from ..adapters.vllm.lossless import BY_CHANCE, speculation
+from ..adapters.vllm.lossless import ADAPTIVE, BY_BATCH, BY_CHANCE, speculation
 from ..adapters.vllm.lossless import WORKER as LOSSLESS
 from ..adapters.vllm.options import KEY, ServeOptions
 from ..errors import SaccadeError
@@ -50,6 +50,7 @@ class Engine:
         options: of saccade; None is stock vLLM.
         apart: whether layers with a window are left to vLLM's own backend.
         draft_rate: by which a draft stands if those before it do, by chance; None: those stand that are the model's.
+        adaptive: whether as many tokens are drafted as pay, none included, as a server does.
         settings: of vLLM's `LLM`: the model's folder, with a `config.json`, and sizes.
 
     Attributes:
@@ -58,8 +59,9 @@ class Engine:
     """
 
     def __init__(
-        self, options: ServeOptions | None, *, apart: bool = False, draft_rate: float | None = None, **settings: Any
-    ) -> None:
+        self, options: ServeOptions | None, *, apart: bool = False, draft_rate: float | None = None,
+        adaptive: bool = False, **settings: Any,
+    ) -> None:  # fmt: skip
         start = time.perf_counter()
         import vllm
         from vllm.engine.arg_utils import EngineArgs
@@ -70,11 +72,14 @@ class Engine:
             ours = {**(backend if apart else {"attention_backend": "CUSTOM"})}
             ours["additional_config"] = {KEY: options.to_dict()}
             if options.drafts:
-                told = speculation(settings["model"], options.drafts, fixed=True)
+                told = speculation(settings["model"], options.drafts, fixed=not adaptive)
                 if draft_rate is not None:
-                    rates = [draft_rate**number for number in range(1, options.drafts + 1)]
+                    rates = [draft_rate**number for number in range(1, told["num_speculative_tokens"] + 1)]
                     told |= {"rejection_sample_method": BY_CHANCE, "synthetic_acceptance_rates": rates}
                 ours |= {"worker_cls": LOSSLESS, "speculative_config": told}
+                if adaptive:
+                    settings["max_num_seqs"] = max(settings["max_num_seqs"], len(told[BY_BATCH]))
+                    ours["scheduler_cls"] = ADAPTIVE
             if options.rewrites is not None:
                 ours |= {"scheduler_cls": SCHEDULER}
                 # As a server would be started.

@@ -28,9 +28,7 @@ bench = typer.Typer(no_args_is_help=True, help="Time decoding, with the baseline
 def decode(
     called: typer.Context,
     shape: Shape = "smollm2-135m",
-    context: Annotated[
-        list[str], words("N,N", "Cached tokens; 0 is the empty context, everything but the cache.")
-    ] = CONTEXTS,
+    context: Annotated[list[str], words("N,N", "Cached tokens; 0: all that a step does beside the cache.")] = CONTEXTS,
     batch: options.Batches = options.ONE,
     threads: options.ThreadCounts = options.ONE,
     policy: options.Policies = POLICIES,
@@ -68,27 +66,19 @@ def serve(
     shape: Shape = "smollm2-135m",
     context: Annotated[list[str], words("N,N", "Cached tokens of every row.")] = SERVED_CONTEXTS,
     batch: options.Batches = SERVED_BATCHES,
-    points: Annotated[
-        list[str] | None, words("CxB,CxB", "Contexts and batches, such as 16x1,131072x4; instead of those two.")
-    ] = None,
+    points: Annotated[list[str] | None, words("CxB,CxB", "Such as 16x1,131072x4, instead of those two.")] = None,
     threads: options.VllmThreads = 2,
     policy: options.Policies = SERVED_POLICIES,
     budget: options.TimedBudgets = BUDGET,
     steps: Annotated[int | None, count("Timed steps. Default: 64 on CUDA, 12 on a CPU.", 2)] = None,
     block: options.Block = None,
-    max_model_len: Annotated[
-        int | None, count("Most tokens of a row, which bounds buffers and grids. Default: what is needed.")
-    ] = None,
+    max_model_len: Annotated[int | None, count("Most tokens of a row. Default: as many as are needed.")] = None,
     memory: options.Memory = 0.9,
     tensor_parallel: options.TensorParallel = 1,
     rectify_together: options.RectifyTogether = False,
-    drafts: Annotated[
-        int | None, count("Let policies draft so many tokens, and vLLM verify them: as rectify=N:verify.")
-    ] = None,
-    draft_rate: Annotated[
-        float | None,
-        options.number("A", "Let a draft stand with this probability if those before it do. Default: as it is."),
-    ] = None,
+    drafts: Annotated[int | None, count("Tokens that policies draft and vLLM verifies: rectify=N:verify.")] = None,
+    draft_rate: Annotated[float | None, options.number("A", "Chance that a draft stands if those before do.")] = None,
+    adaptive: Annotated[bool, options.flag("--adaptive", "Draft as many tokens as pay, as a server does.")] = False,
     kv_cache_dtype: options.CacheDtype = "auto",
     dtype: RandomDtype = "bfloat16",
     device: options.VllmDevice = "auto",
@@ -102,11 +92,10 @@ def serve(
     On a CPU all engines stand in one process and take turns. On CUDA they run as served, one after another, stock
     first and last: a setting at which the two differ by more than 2% is void. Rectified policies are timed there alone,
     in whole periods: a step's time is then the mean of one. Drafts and the pass that verifies them are timed as the
-    tokens that a row gains by them: of random weights next to none, unless --draft-rate says how many.
+    tokens that a row gains by them: of random weights next to none, unless --draft-rate says how many. With --adaptive
+    the time is the mean of all cycles, those that try a length included, and the ceiling a dense step's.
 
     Example:
-
-      saccade bench serve --context 8192,32768 --batch 1,4 --policy tidal --policy quest --json serve.json
 
       saccade bench serve --shape llama-3.1-8b --points 131072x1,131072x4 --policy tidal --json serve.json --resume
     """
@@ -121,7 +110,7 @@ def serve(
         shape=shape, contexts=context, batches=batch, threads=[str(threads)], dtype=dtype, device=device,
         policies=policy, budgets=budget, steps=steps, block=block, memory=memory, tensor_parallel=tensor_parallel,
         kv_cache_dtype=kv_cache_dtype, rectify_together=rectify_together, points=points or (),
-        max_model_len=max_model_len, draft_rate=draft_rate,
+        max_model_len=max_model_len, draft_rate=draft_rate, adaptive=adaptive,
     )  # fmt: skip
     time_engines(ServingJob.check(settings), serving_table, json, resume=resume)
 
