@@ -188,8 +188,8 @@ def test_what_cannot_be_compared_is_compared_nowhere() -> None:
         for policy, ms in times.items()
         for context, batch in front.POINTS
     ]
-    asked = {"policies": ["quest"], "budgets": ["2048"], "steps": 33}
-    results = {"shape": "llama-3.1-8b", "rows": rows, "environment": ENVIRONMENT, "settings": asked}
+    results = {"shape": "llama-3.1-8b", "rows": rows, "environment": ENVIRONMENT}
+    results |= {"settings": {"steps": 33}, "command": "saccade bench serve"}
     assert [line for line in front.speed(results) if line.startswith("| 128K")] == [
         "| 128K × 1 | 8.5 | 4.0 (2.12×) |",
         "| 128K × 4 | 8.5 | 4.0 |",

@@ -17,11 +17,5 @@ def speed(results: Results) -> list[str]:
     for context, batch in POINTS:
         body.append([f"{size(context)} × {batch}", *compared(found[context, batch], chosen, "{:.1f}", " ({:.2f}×)")])
     lines = table(["context × batch", "stock vLLM", *named(chosen).values()], body)
-    told_of = results["settings"]
-    (budget,), steps = told_of["budgets"], told_of["steps"]
-    what = f"ms per decoding step, the median of {steps}, budget {int(budget):,} (`resa` keeps a tenth of the row)"
-    what += f", {results['shape']} with random weights"
-    asked = " ".join(f"--policy {policy}" for policy in told_of["policies"])
-    where = ",".join(f"{context}x{batch}" for context, batch in POINTS)
-    command = f"saccade bench serve --shape {results['shape']} --points {where} {asked} --steps {steps}"
-    return [*lines, "", f"{what}, {told(results['environment'], command, 'serve_h200', 'docs/')}"]
+    what = f"ms per decoding step, the median of {results['settings']['steps']}, {results['shape']} with random weights"
+    return [*lines, "", f"{what}, {told(results['environment'], results['command'], 'serve_h200', 'docs/')}"]

@@ -43,6 +43,7 @@ def compare(
 
     from ..designs.questions import Questions
     from ..judging.study import Study
+    from .page import PAIRED
     from .rows import arms_of, check, plain_texts, rows_of
 
     quiet_libraries()
@@ -70,7 +71,7 @@ def compare(
         words=("policy",),
     )
     for row in rows:
-        paired = [cell for name in ("less_quest", "loss_above_dense") for cell in _pair(row, name)]
+        paired = [cell for name in PAIRED for cell in _pair(row, name)]
         cells = (f"{row['right']:.3f}", _interval(row["interval"], ""), *paired, f"{row['cache_read']:.1%}")
         table.add_row(row["spec"], *cells)
     show(table)

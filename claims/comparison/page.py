@@ -9,6 +9,8 @@ from saccade.methods.registry import describe
 from saccade.report.labels import family, full_layers, labels
 from saccade.report.wording import NOTHING, Row, frame, grouped
 
+PAIRED = {"less_quest": "minus `quest`", "loss_above_dense": "loss above dense"}
+"""Differences text by text, and what tables call them."""
 _SHARES = ("ratio=", "min_pages=")
 """What stands for a budget in the specs of a method that keeps a share."""
 
@@ -32,15 +34,15 @@ def whole(results: Mapping[str, Any]) -> list[str]:
     """A row for each arm: beside that its frame, and right answers less Quest's at the same budget."""
     budgets = _budgets(results)
     heads = ["policy", "sinks + window, dense layers"]
-    asked = ["right", "minus `quest`", *(["loss above dense"] if "loss" in results["rows"][0] else []), "cache read"]
-    heads += [f"{what} at {budget:,}" for budget in budgets for what in asked]
+    paired = {name: head for name, head in PAIRED.items() if any(name in row for row in results["rows"])}
+    heads += [f"{what} at {budget:,}" for budget in budgets for what in ("right", *paired.values(), "cache read")]
     lines = _head(heads, words=1)
     for name, own in _by_method(results).items():
         cells = [f"`{name}`", frame(next(iter(own.values())))]
         for budget in budgets:
             row = own.get(budget, own.get(None))
-            paired = [_less(row, name) for name in ("less_quest", "loss_above_dense")[: len(asked) - 2]]
-            cells += [_right(row), *paired, f"{row['cache_read']:.1%}" if row else NOTHING]
+            cells += [_right(row), *(_less(row, name) for name in paired)]
+            cells.append(f"{row['cache_read']:.1%}" if row else NOTHING)
         lines.append(_line(cells))
     return [*lines, "", _about(results)]
 

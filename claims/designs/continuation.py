@@ -157,11 +157,9 @@ class Decoding(Sweep):
                 # Row by row within a step.
                 records = recall.records()
                 found |= {name: _means(getattr(records, name)).view(-1, len(fed)).T for name in ("attention", "token")}
-            values = [self._of_row({name: steps[row] for name, steps in found.items()}) for row in range(len(fed))]
+            rows = [{name: steps[row] for name, steps in found.items()} for row in range(len(fed))]
+            values = [_values(row) | _apart(row, self.apart or ()) for row in rows]
             yield {"problem": number, "spec": str(policy), "values": values}
-
-    def _of_row(self, found: dict[str, Tensor]) -> Values:
-        return _values(found) | _apart(found, self.apart or ())
 
 
 def _means(recall: Tensor) -> Tensor:

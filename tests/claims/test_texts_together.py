@@ -89,7 +89,7 @@ def test_passages(study: Callable[[str], Study], monkeypatch: pytest.MonkeyPatch
         # What attends to all diverges by rounding alone; what does not, does.
         assert all(abs(alone[text, f"1, {arm}", "divergence"]) <= ROUNDED for arm in ("decode-only", "every 40"))
         apart = [alone[text, f"0.3, {arm}", "divergence"] for arm in ("decode-only", "every 8", "every 40")]
-        assert min(apart) > 100 * ROUNDED and len(set(apart)) == 3
+        assert min(apart) > ROUNDED and len(set(apart)) == 3
         assert alone[text, "0.3, every 40", "growth"] == pytest.approx(apart[2] - apart[0])
         assert (text, "dense", "divergence") not in alone
 

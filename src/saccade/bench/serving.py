@@ -163,7 +163,7 @@ class ServingJob(EngineJob[tuple[int, int]]):
             adapts = self.settings.adaptive and name in self.drafts
             policy = (None if adapts else self.policies.get(name)) or DENSE
             fast, median, slow = quartiles(taken)
-            median = 1e3 * fmean(taken) if adapts else median  # cycles of all lengths, those that were tried too
+            cycle = 1e3 * fmean(taken) if adapts else median  # of all lengths, those that were tried too
             gained = engines[name].gained if name in self.drafts else None
             tokens = gained or 1.0
             size["acceptance"] = (tokens - 1) / self.drafts.get(name, 1)
@@ -171,7 +171,7 @@ class ServingJob(EngineJob[tuple[int, int]]):
             rows.append(
                 ServingRow(
                     policy=name, runtime="vllm", context=context, batch=batch, threads=max(grid.threads),
-                    steps=steps, ms_per_token=median / tokens, ms_fast=fast / tokens, ms_slow=slow / tokens,
+                    steps=steps, ms_per_token=cycle / tokens, ms_fast=fast / tokens, ms_slow=slow / tokens,
                     bytes=cost.total, tokens_per_cycle=gained,
                 )
             )  # fmt: skip
