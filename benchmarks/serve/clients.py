@@ -58,7 +58,8 @@ class ClientsJob(EngineJob[int]):
 
     def start(self, policy: Policy | None, settings: dict[str, Any]) -> LoadedEngine:
         most = BATCHED[self.grid.device.type]
-        return LoadedEngine(self.settings.served(policy), max_num_batched_tokens=most, **settings)
+        given = {"draft_rate": self.settings.draft_rate, "adaptive": True, "max_num_batched_tokens": most}
+        return LoadedEngine(self.settings.served(policy), **given, **settings)
 
     def blocks(self, point: int) -> int:
         return self.blocks_of(self.longest, point)

@@ -25,7 +25,8 @@ class LoadRow:
         requests_per_second, tokens_per_second: answered, and generated.
         prompt_tokens, cached_share: mean of these requests' prompts, and what the prefix cache held of all of them.
         first_ms, first_ms_p99: from asking to the first token, median and 99th percentile of `firsts` requests.
-        next_ms, next_ms_p99: between two tokens of a request, of `gaps` of them.
+        next_ms, next_ms_p99: between two steps that brought a request tokens, of `gaps` of them.
+        row_tokens_per_second: of a request behind its first token, also while others' prompts are read.
         over_stock: requests per second over the mean of stock's.
         drift: of stock's requests per second between the first engine and the last, as a share; None: it ran once.
         void: the drift is more than `LOAD_DRIFT`, and nothing can be compared.
@@ -45,6 +46,7 @@ class LoadRow:
     next_ms: float
     next_ms_p99: float
     gaps: int
+    row_tokens_per_second: float | None = None
     over_stock: float | None = None
     drift: float | None = None
     void: bool = False
@@ -58,12 +60,14 @@ class LoadRow:
 def row_of_load(policy: str, clients: int, served: Served) -> LoadRow:
     """Rates and percentiles of what was seen."""
     (first, first_p99), (later, later_p99) = percentiles(served.firsts), percentiles(served.gaps)
+    decoded = (served.tokens - len(served.firsts)) / sum(served.gaps) if served.gaps else None
     return LoadRow(
         policy=policy, clients=clients, requests=served.requests, seconds=served.seconds,
         requests_per_second=served.requests / served.seconds, tokens_per_second=served.tokens / served.seconds,
         prompt_tokens=served.prompt_tokens / served.requests, cached_share=served.cached_tokens / served.prompt_tokens,
         first_ms=first, first_ms_p99=first_p99, firsts=len(served.firsts),
         next_ms=later, next_ms_p99=later_p99, gaps=len(served.gaps),
+        row_tokens_per_second=decoded,
     )  # fmt: skip
 
 

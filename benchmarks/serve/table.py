@@ -12,6 +12,7 @@ COLUMNS: Columns = {
     "policy": SERVING_COLUMNS["policy"],
     "requests/s": lambda row: f"{row['requests_per_second']:.3g}",
     "over stock": lambda row: number(row["over_stock"], "{:.2f}×"),
+    "tokens/s of a row": lambda row: number(row["row_tokens_per_second"], "{:.3g}"),
     "tokens/s": lambda row: f"{row['tokens_per_second']:.3g}",
     "cached": lambda row: f"{row['cached_share']:.0%}",
     "first, s": lambda row: f"{row['first_ms'] / 1e3:.2f}",

@@ -19,7 +19,7 @@ from replaying import StandIn, standing_in
 from saccade.adapters.hf import probe as probing
 from saccade.adapters.hf.probe import KINDS, Kind, Passage, Probe
 from saccade.adapters.hf.run import attached
-from saccade.adapters.hf.shared import SharedRows, SharedText
+from saccade.adapters.hf.shared import SharedRows, SharedTexts
 from saccade.checkpoints.shape import shape_of
 from saccade.errors import UnsupportedModelError
 from saccade.methods.policy import Policy
@@ -101,12 +101,12 @@ def test_one_step_is_many_on_clean_caches(model: Any, name: str) -> None:
         cache = DynamicCache()
         with torch.no_grad():
             model(torch.tensor([common]), past_key_values=cache)
-        texts.append(SharedText(model, cache, common))
-        read = [texts[-1].follow(one) for one in followed]
+        texts.append(SharedTexts(model, cache, [common]))
+        read = [texts[-1].follow([one])[0] for one in followed]
         assert cache.get_seq_length() == len(common)
     every, thirds = [(place, 1) for place in range(FED)], [(place, 1) for place in range(1, FED, 3)]
     walks = [(0, 11), (4, 6), (9, 3)]
-    rows = SharedRows.joined([texts[0].rows([every, thirds]), texts[1].rows([[*walks, *every]])])
+    rows = SharedRows.joined([texts[0].rows(0, [every, thirds]), texts[1].rows(0, [[*walks, *every]])])
     count, last = rows.rows.batch, FED + len(thirds)
 
     def step(part: SharedRows) -> torch.Tensor:
@@ -252,7 +252,7 @@ def test_rows_leave_once_half_of_a_batch_is_at_its_end() -> None:
     for _ in range(50):
         last = [chance.randrange(8) for _ in range(chance.randrange(1, 9))]
         walks = [probing.Walk(0, "natural", 0, 8, (0, end)) for end in last]
-        stretches = Probe._stretches(cast(Any, SimpleNamespace(_walks=walks)), [*range(len(walks))])
+        stretches = Probe._stretches(cast(Any, SimpleNamespace(_walks=walks, _few=0)), [*range(len(walks))])
         wanted, going, step = list[list[int]](), [*range(len(walks))], 0
         while going:
             wanted.append(going)

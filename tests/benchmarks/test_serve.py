@@ -45,6 +45,7 @@ def checked(**changed: Any) -> ClientsJob:
         ({"policies": ["quest:page=48"]}, "block=32 is no multiple of its page=48; pass --block 48"),
         ({"policies": ["lychee_cluster"]}, "reads text: shape 'smollm2-135m' has no tokenizer"),
         ({"tensor_parallel": 2}, "tensor-parallel=2 is not valid on a CPU"),
+        ({"draft_rate": 0.5}, "draft-rate=0.5 is valid only beside drafts"),
     ],
 )
 def test_refusals(changed: dict[str, Any], words: str) -> None:
@@ -205,6 +206,7 @@ def test_rows_of_a_run_and_of_one_that_goes_on() -> None:
         assert row["requests_per_second"] == row["requests"] / row["seconds"]
         assert (row["first_ms"], row["next_ms"], row["next_ms_p99"]) == (1500 / twice, 500 / twice, 500 / twice)
         assert (row["cached_share"], row["drift"], row["void"]) == (0.25, 0.0, False)
+        assert row["row_tokens_per_second"] == 2 * twice
         assert 32 <= row["prompt_tokens"] <= 64
     rows = [row for row in results["rows"] if (row["policy"], row["clients"]) != ("stock (last)", 2)]
     cut = {**results, "rows": rows}
@@ -219,8 +221,9 @@ def test_the_file_has_the_fields_of_those_in_docs(invoke: Invoke, tmp_path: Path
     file, told = tmp_path / "load.json", "--shared 0.5 --new-tokens 8 --requests 4 --policy quest --device cpu --json"
     assert invoke("serve", "--clients", "2", "--context", "64,32", *told.split(), file).exit_code == 0
     new, old = (json.loads(path.read_text()) for path in (file, RESULTS / "serve_clients_long_h200.json"))
-    assert (new.keys(), new["rows"][0].keys()) == (old.keys(), old["rows"][0].keys())
-    assert new["settings"].keys() == old["settings"].keys()
+    # Results of before have no rate of drafts and no tokens a second of a row.
+    assert new.keys() == old.keys() and new["rows"][0].keys() - old["rows"][0].keys() == {"row_tokens_per_second"}
+    assert new["settings"].keys() - old["settings"].keys() == {"draft_rate"}
     assert new["command"].startswith("python -m benchmarks")
     assert [row["clients"] for row in new["rows"]] == [2] * 3
 

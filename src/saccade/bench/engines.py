@@ -45,6 +45,7 @@ class EngineSettings(PolicySettings):
     tensor_parallel: int = 1
     kv_cache_dtype: str = "auto"
     rectify_together: bool = False
+    draft_rate: float | None = None
 
     def check(self, grid: Grid) -> tuple[int, dict[str, Policy | None], tuple[str, ...]]:
         """Tokens of a block, policies by name, stock first, and notes; ours without a policy is timed if asked for.
@@ -75,6 +76,10 @@ class EngineSettings(PolicySettings):
                 raise SaccadeError(f"{policy} reads text: {told}")
         if self.rectify_together and all(policy.rectify is None for policy in timed):
             raise SaccadeError("rectify-together: none of these policies has dense passes")
+        if self.draft_rate is not None and not any(ServeOptions(policy).drafts for policy in timed):
+            raise SaccadeError(f"draft-rate={self.draft_rate} is valid only beside drafts: rectify=8:verify")
+        if self.draft_rate is not None and not 0 <= self.draft_rate <= 1:
+            raise SaccadeError(f"draft-rate={self.draft_rate} is not valid: from 0 to 1, such as 0.97")
         return block, {STOCK: None, **{str(policy): policy for policy in timed}}, notes
 
     def served(self, policy: Policy | None) -> ServeOptions | None:

@@ -96,11 +96,6 @@ class Grid:
         """Whether engines run as a server's do: in processes of their own, on an accelerator."""
         return self.device.type == "cuda"
 
-    @property
-    def units(self) -> int:
-        """How many settings there are."""
-        return len(self.contexts) * len(self.batches) * len(self.threads)
-
     def results(self, **more: Any) -> dict[str, Any]:
         """What the JSON file holds before anything is measured."""
         torch.set_num_threads(max(self.threads))
@@ -143,7 +138,7 @@ class GridJob(ABC):
     @property
     def units(self) -> int:
         """How often `run` tells of results."""
-        return self.grid.units
+        return len(self.grid.contexts) * len(self.grid.batches) * len(self.grid.threads)
 
     @abstractmethod
     def run(self, on_unit: OnUnit) -> dict[str, Any]:

@@ -35,7 +35,6 @@ class ServingSettings(EngineSettings):
 
     points: Sequence[str] = ()
     max_model_len: int | None = None
-    draft_rate: float | None = None
     adaptive: bool = False
 
 
@@ -80,10 +79,6 @@ class ServingJob(EngineJob[tuple[int, int]]):
         steps = settings.steps or (64 if grid.served else 12)
         warm, turn = (8, steps) if grid.served else (1, 3)
         drafts = {name: rectify.every for name, rectify in rectified.items() if rectify.mode == "verify"}
-        if settings.draft_rate is not None and not drafts:
-            raise SaccadeError(f"draft-rate={settings.draft_rate} is valid only beside drafts: add --drafts 8")
-        if settings.draft_rate is not None and not 0 <= settings.draft_rate <= 1:
-            raise SaccadeError(f"draft-rate={settings.draft_rate} is not valid: from 0 to 1, such as 0.97")
         if settings.adaptive and not drafts:
             raise SaccadeError("adaptive is valid only beside drafts: add --drafts 8")
         if drafts and settings.rectify_together:

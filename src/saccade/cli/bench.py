@@ -77,7 +77,7 @@ def serve(
     tensor_parallel: options.TensorParallel = 1,
     rectify_together: options.RectifyTogether = False,
     drafts: Annotated[int | None, count("Tokens that policies draft and vLLM verifies: rectify=N:verify.")] = None,
-    draft_rate: Annotated[float | None, options.number("A", "Chance that a draft stands if those before do.")] = None,
+    draft_rate: options.DraftRate = None,
     adaptive: Annotated[bool, options.flag("--adaptive", "Draft as many tokens as pay, as a server does.")] = False,
     kv_cache_dtype: options.CacheDtype = "auto",
     dtype: RandomDtype = "bfloat16",

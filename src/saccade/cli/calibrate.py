@@ -127,11 +127,7 @@ def heads(
     run_and_show(HeadSearch.check(settings), head_table, head_report)
 
 
-def run_and_show(
-    calibration: Any,
-    table: Callable[[Any], Any],
-    report: Callable[[Any, Path], Path],
-) -> None:
+def run_and_show(calibration: Any, table: Callable[[Any], Any], report: Callable[[Any, Path], Path]) -> None:
     """Run what was checked, under a bar; draw, print its table and what it has written."""
     from ..recipes.recipe import Recipe
     from ..report.table import WIDE

@@ -129,6 +129,7 @@ TensorParallel = Annotated[int, count("GPUs that share the model.")]
 RectifyTogether = Annotated[
     bool, flag("--rectify-together", "Rectified policies run the dense passes of a batch together.")
 ]
+DraftRate = Annotated[float | None, number("A", "Chance that a draft stands if those before do.")]
 CacheDtype = Annotated[
     str, words("NAME", "Of the cache, stock's too: auto (as --dtype), bfloat16, float16, fp8, fp8_e4m3.")
 ]

@@ -11,6 +11,7 @@ import logging
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
+from itertools import groupby
 from typing import Any, Literal
 
 import torch
@@ -26,7 +27,7 @@ from ...recipes.machine import free_memory
 from .cache import tell
 from .recorder import Recorder
 from .session import lasting
-from .shared import PAGE, SharedRows, SharedText
+from .shared import PAGE, SharedRows, SharedTexts
 from .support import cached, empty_cache
 
 logger = logging.getLogger("saccade")
@@ -35,6 +36,9 @@ TOLD, SHORT, KEY, TIMES = 96, 256, 1.0, 4
 """Tokens told; those of a short context; nats by which a key token is likelier with all; budgets in a text at least."""
 WALK, FINALISTS = 32, 4
 """Steps in a row by which the best of one step are compared: a clean cache hides errors that add up (`docs/log.md`)."""
+
+READ, FEW = 2**13, 64
+"""Tokens of texts that are read by one call; rows of a batch that none leaves before all are at their ends."""
 
 REPLAYED = 4
 """Steps of one shape from which on they are a CUDA graph: one is run to compile, and one more to capture."""
@@ -145,24 +149,30 @@ class Probe:
         self.keys, self._walks, self._caches = list[dict[Kind, Tensor]](), list[Walk](), list[Cache]()
         self._dense = dict[Place, Tensor]()
         shape, rows = shape_of(model.config), list[SharedRows]()
-        for number, passage in enumerate(self._passages):
-            held = self._read(passage)
-            text = None if shape.kinds or shape.sources else SharedText(model, held, passage.common)
-            key = dict(zip(kinds, self._needs_long(passage, held, text, kinds), strict=True))
-            here = [
-                one
-                for kind in kinds
-                for steps in walks
-                for one in _walks(number, kind, key[kind], steps, keys_alone=keys_alone)
-            ]
-            self.keys.append(key)
-            self._walks += here
-            if text is None:
-                self._caches.append(held)
-            elif here:
-                rows.append(text.rows([[(one.start, one.steps) for one in here if one.kind == kind] for kind in kinds]))
-            del held, text  # or the last ones would lie beside what is joined
+        apart = bool(shape.kinds or shape.sources)
+        for together in _of_one_length(self._passages, apart=apart):
+            common = [passage.common for passage in together]
+            held = self._read(common)
+            texts = None if apart else SharedTexts(model, held, common)
+            needed = self._needs_long(together, held, texts, kinds)
+            for row, keys in enumerate(zip(*needed, strict=True)):
+                number, key = len(self.keys), dict(zip(kinds, keys, strict=True))
+                here = [
+                    one
+                    for kind in kinds
+                    for steps in walks
+                    for one in _walks(number, kind, key[kind], steps, keys_alone=keys_alone)
+                ]
+                self.keys.append(key)
+                self._walks += here
+                if texts is None:
+                    self._caches.append(held)
+                elif here:
+                    starts = [[(one.start, one.steps) for one in here if one.kind == kind] for kind in kinds]
+                    rows.append(texts.rows(row, starts))
+            del held, texts  # or the last ones would lie beside what is joined
         self._rows = SharedRows.joined(rows) if rows else None
+        self._few = FEW if model.device.type == "cuda" else 0
         self._most = max(_LOGITS // model.get_input_embeddings().weight.shape[0], 1)
 
     def measure(self, policy: Policy, tokenizer: Any = None, *, walk: int = 1) -> list[dict[Kind, Told]]:
@@ -233,11 +243,12 @@ class Probe:
                             yield [(one.text, one.kind, one.start + step) for one in here], logits[measured]
 
     def _stretches(self, going: list[int]) -> Iterator[tuple[list[int], range]]:
-        """Which rows take which steps together: those at their end leave once they are half of a batch, whose shape
-        kernels are compiled by."""
+        """Which rows take which steps together: those at their end leave once they are half of a batch that is not
+        small, whose shape kernels are compiled by."""
         start, last = 0, {row: self._walks[row].measured[-1] for row in going}
         while going:
-            stop = sorted(last[row] for row in going)[(len(going) - 1) // 2] + 1
+            middle = (len(going) - 1) // 2 if len(going) > self._few else -1
+            stop = sorted(last[row] for row in going)[middle] + 1
             yield going, range(start, stop)
             start, going = stop, [row for row in going if last[row] >= stop]
 
@@ -295,33 +306,42 @@ class Probe:
         logits: Tensor = self._model(rows.ids, **inputs).logits[:, -1]
         return logits
 
-    def _read(self, passage: Passage) -> Cache:
-        """The cache of what is common."""
-        ids = torch.tensor([passage.common], device=self._model.device)
+    def _read(self, texts: Sequence[Sequence[int]]) -> Cache:
+        """The cache of texts of one length."""
         with lasting():
             held = empty_cache(self._model)
+            ids = torch.tensor(texts, device=self._model.device)
             read: Cache = self._model(ids, **cached(self._model, held), logits_to_keep=1)[cache_argument(self._model)]
             return read
 
     @torch.no_grad()
     def _needs_long(
-        self, passage: Passage, held: Cache, text: SharedText | None, kinds: Sequence[Kind]
+        self, passages: Sequence[Passage], held: Cache, texts: SharedTexts | None, kinds: Sequence[Kind]
     ) -> list[Tensor]:
-        """Of each kind, which told tokens are likelier with the whole text before them than with its last tokens."""
-        fed, device = [passage.fed(kind) for kind in kinds], self._model.device
-        ids = [(*passage.tokens[: passage.start], *passage.common[1 - SHORT :], *one) for one in fed]
-        short = self._model(torch.tensor(ids, device=device), use_cache=False, logits_to_keep=TOLD).logits
+        """Of each kind, which told tokens are likelier with all of a text before them than with its end; bool
+        `[texts, TOLD]`."""
+        end = self._read([(*passage.tokens[: passage.start], *passage.common[1 - SHORT :]) for passage in passages])
         found = list[Tensor]()
-        for kind, one, alone in zip(kinds, fed, short, strict=True):
-            if text is None:
-                behind = torch.tensor([one], device=device)
-                read = self._model(behind, **cached(self._model, copy.deepcopy(held))).logits[0]
-            else:
-                read = text.follow(one)
-            wanted = torch.tensor(passage.told(kind), device=device)[:, None]
-            long, near = (logits.float().log_softmax(-1).gather(1, wanted)[:, 0] for logits in (read, alone))
-            found.append(torch.gt(long - near, KEY))
+        for kind in kinds:
+            fed = [passage.fed(kind) for passage in passages]
+            read = self._behind(held, fed) if texts is None else texts.follow(fed)
+            wanted = torch.tensor([passage.told(kind) for passage in passages], device=read.device)
+            # A text at a time: all words of all texts in float32 are much.
+            both = zip(self._behind(end, fed), read, wanted, strict=True)
+            gains = [_said(long, tokens) - _said(near, tokens) for near, long, tokens in both]
+            found.append(torch.gt(torch.stack(gains), KEY))
         return found
+
+    def _behind(self, held: Cache, fed: Sequence[Sequence[int]]) -> Tensor:
+        """Dense logits `[texts, n, V]` behind what is fed after a cache, which stays as it is."""
+        ids = torch.tensor(fed, device=self._model.device)
+        logits: Tensor = self._model(ids, **cached(self._model, copy.deepcopy(held))).logits
+        return logits
+
+
+def _said(logits: Tensor, tokens: Tensor) -> Tensor:
+    """Logarithms of tokens' likelihoods `[n]` in logits `[n, V]`."""
+    return logits.float().log_softmax(-1).gather(1, tokens[:, None])[:, 0]
 
 
 def texts_that_fit(model: Any, tokens: int) -> int:
@@ -331,6 +351,14 @@ def texts_that_fit(model: Any, tokens: int) -> int:
     held = _HELD * (tokens + told * PAGE) * shape_of(model.config).token_bytes(itemsize)
     held += 2 * told * vocabulary * itemsize
     return 1 if free is None else max(int((free - 4 * _COPIES * _LOGITS) // held), 1)
+
+
+def _of_one_length(passages: Sequence[Passage], *, apart: bool) -> Iterator[Sequence[Passage]]:
+    """Neighbours that one call reads: of one length, and no more tokens than `READ`; each alone where it is longer, or
+    all are to be `apart`."""
+    for (length, _), same in groupby(passages, key=lambda passage: (len(passage.tokens), passage.start)):
+        alike, most = [*same], 1 if apart else max(READ // length, 1)
+        yield from (alike[first : first + most] for first in range(0, len(alike), most))
 
 
 def _walks(text: int, kind: Kind, key: Tensor, steps: int, *, keys_alone: bool) -> Iterator[Walk]:

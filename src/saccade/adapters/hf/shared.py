@@ -108,43 +108,43 @@ class SharedRows(Cache):
         return one
 
 
-class SharedText:
-    """A text that a stock cache holds for one row, densely read, and what may follow it.
+class SharedTexts:
+    """Texts of one length that a stock cache holds as rows, densely read, and what may follow them.
 
     Args:
         model: not attached.
         cache: dynamic; it is as it was after each call.
-        tokens: of the text.
+        tokens: of each text.
     """
 
-    def __init__(self, model: Any, cache: Any, tokens: Sequence[int]) -> None:
+    def __init__(self, model: Any, cache: Any, tokens: Sequence[Sequence[int]]) -> None:
         self._model, self._cache = model, cache
-        self._tokens, self._followed = tuple(tokens), list[tuple[int, ...]]()
+        self._tokens, self._followed = tokens, list[Sequence[Sequence[int]]]()
         self._tails: list[list[tuple[Tensor, Tensor]]] = []
 
     @lasting()
-    def follow(self, tokens: Sequence[int]) -> Tensor:
-        """Read what may follow densely; logits `[n, V]` behind each of these tokens."""
-        common, count, device = len(self._tokens), len(tokens), self._model.device
-        at = torch.arange(common, common + count, device=device)[None]
+    def follow(self, tokens: Sequence[Sequence[int]]) -> Tensor:
+        """Read densely what may follow each text, as many tokens; logits `[texts, n, V]` behind each of these."""
+        common, count, device = len(self._tokens[0]), len(tokens[0]), self._model.device
+        at = torch.arange(common, common + count, device=device)[None].expand(len(tokens), -1)
         inputs = {"position_ids": at, **cached(self._model, self._cache)}
-        logits: Tensor = self._model(torch.tensor([tokens], device=device), **inputs).logits[0]
+        logits: Tensor = self._model(torch.tensor(tokens, device=device), **inputs).logits
         first = common - common % PAGE
-        tail = [(layer.keys[0, :, first:], layer.values[0, :, first:]) for layer in self._cache.layers]
-        self._tails.append([(self._paged(keys), self._paged(values)) for keys, values in tail])
-        self._followed.append(tuple(tokens))
+        self._tails.append([(layer.keys[:, :, first:], layer.values[:, :, first:]) for layer in self._cache.layers])
+        self._followed.append(tokens)
         for layer in self._cache.layers:
             layer.crop(-count)
         return logits
 
     @lasting()
-    def rows(self, at: Sequence[Sequence[tuple[int, int]]]) -> SharedRows:
-        """Rows that begin at some tokens of each that followed, by their numbers in it, and take so many steps each."""
-        common, page, device = len(self._tokens), PAGE, self._model.device
+    def rows(self, text: int, at: Sequence[Sequence[tuple[int, int]]]) -> SharedRows:
+        """Rows of a text that begin at some tokens of each that followed, by their numbers in it, and take so many
+        steps each."""
+        common, page, device = len(self._tokens[0]), PAGE, self._model.device
         whole, first = common // page, common - common % page
-        counts = [tails[0][0].shape[0] for tails in self._tails]
+        counts = [-(-(common - first + len(tokens[text])) // page) for tokens in self._followed]
         starts = [whole + sum(counts[:number]) for number in range(len(counts))]
-        tables, lengths, copied, fed = list[Tensor](), list[int](), list[int](), list[tuple[int, ...]]()
+        tables, lengths, copied, fed = list[Tensor](), list[int](), list[int](), list[Sequence[int]]()
         for number, (followed, chosen) in enumerate(zip(self._followed, at, strict=True)):
             for place, steps in chosen:
                 before, apiece = (common + place - first) // page, (page + steps - 2) // page + 1
@@ -154,15 +154,15 @@ class SharedText:
                 pages = [*range(whole), *range(starts[number], starts[number] + before), *range(own, own + apiece)]
                 tables.append(torch.tensor(pages, dtype=torch.int32, device=device)[None])
                 lengths.append(common + place + 1)
-                fed.append(followed)
+                fed.append(followed[text])
         behind = [0] * max(steps for chosen in at for _, steps in chosen)
-        ids = torch.tensor([(*self._tokens, *followed, *behind) for followed in fed], device=device)
+        ids = torch.tensor([(*self._tokens[text], *followed, *behind) for followed in fed], device=device)
         layers = []
         for number, layer in enumerate(self._cache.layers):
             pools = []
             for side, held in enumerate((layer.keys, layer.values)):
-                tails = torch.cat([one[number][side] for one in self._tails])
-                pools.append(torch.cat((self._paged(held[0, :, :first]), tails, tails[copied])))
+                tails = torch.cat([self._paged(one[number][side][text]) for one in self._tails])
+                pools.append(torch.cat((self._paged(held[text, :, :first]), tails, tails[copied])))
             layers.append((pools[0], pools[1]))
         return SharedRows(layers, ids, Rows.on_host(_as_wide(tables), [0] * len(lengths), lengths))
 

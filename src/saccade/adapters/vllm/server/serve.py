@@ -201,7 +201,9 @@ def _parse(rest: Sequence[str]) -> Namespace:
 
     class Parser(FlexibleArgumentParser):
         def error(self, message: str) -> NoReturn:
-            raise ServingError(_guess(message, self))
+            known = [*self._option_string_actions, "--policy", "--recall", "--rectify-together", "--calibrate"]
+            unknown = re.search(r"unrecognized arguments:.*?(--[^\s=]+)", message)
+            raise ServingError(message + (meant(unknown.group(1), known) if unknown else ""))
 
     names = "cli_env_setup", "make_arg_parser", "validate_parsed_serve_args"
     cli_env_setup, make_arg_parser, validate_parsed_serve_args = lent("server", *names)
@@ -212,13 +214,6 @@ def _parse(rest: Sequence[str]) -> Namespace:
     args.model = args.model_tag or args.model
     validate_parsed_serve_args(args)
     return args
-
-
-def _guess(message: str, parser: Any) -> str:
-    """An error of the parser's; of an unknown option also which one was meant."""
-    known = [*parser._option_string_actions, "--policy", "--recall", "--rectify-together", "--calibrate"]
-    unknown = re.search(r"unrecognized arguments:.*?(--[^\s=]+)", message)
-    return message + (meant(unknown.group(1), known) if unknown else "")
 
 
 def _options(args: Namespace, given: Mapping[str, Any]) -> ServeOptions:

@@ -12,7 +12,7 @@ from .requests import RequestRow
 
 
 class RequestFeed(TokenFeed):
-    """What a worker's requests were fed.
+    """What a worker's requests were fed; unknown where a prompt came as embeddings.
 
     `ids` gives those of all places of vLLM's batch, int32 `[places, positions]`, where model runner V2 keeps them; None
     under V1, whose rows have them as lists.
@@ -30,13 +30,9 @@ class RequestFeed(TokenFeed):
         (request, place), ids = self.here[row], self._ids()
         if ids is not None:
             return ids[place, start:stop]
-        return torch.tensor(_tokens(request, start, stop), dtype=torch.int32, device="cpu")
-
-
-def _tokens(request: RequestRow, start: int, stop: int) -> list[int]:
-    """Token ids `start..stop` of a request; -1 (unknown) where the prompt came as embeddings."""
-    if request.prompt is None:
-        return [UNKNOWN] * (stop - start)
-    first, last = (max(place - len(request.prompt), 0) for place in (start, stop))
-    known = [*request.prompt[start:stop], *request.output[first:last]]
-    return known + [UNKNOWN] * (stop - start - len(known))
+        known = list[int]()
+        if request.prompt is not None:
+            first, last = (max(place - len(request.prompt), 0) for place in (start, stop))
+            known = [*request.prompt[start:stop], *request.output[first:last]]
+        known += [UNKNOWN] * (stop - start - len(known))
+        return torch.tensor(known, dtype=torch.int32, device="cpu")

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from ....kernels.page_bounds.api import update_page_bounds
 from ....selection.scorers.page_bounds import PageBounds
-from ....types import KVView, Rows
+from ....types import KVView
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,10 +58,6 @@ class BlockBounds:
             filled=self.filled,
         )
 
-    def of(self, rows: Rows) -> PageBounds:
-        """The index of some rows."""
-        return PageBounds(self.lower, self.upper, self.page, table=rows.page_table)
-
 
 class PagedIndexes:
     """The indexes of all requests, by layer: up to date since the keys were written."""
@@ -76,7 +72,9 @@ class PagedIndexes:
 
     def of(self, layer: int, kv: KVView) -> PageBounds | None:
         bounds = self.layers.get(layer)
-        return None if bounds is None else bounds.of(kv.rows)
+        if bounds is None:
+            return None
+        return PageBounds(bounds.lower, bounds.upper, bounds.page, table=kv.rows.page_table)
 
     def permute(self, rows: Tensor) -> None:
         """Nothing to move: bounds lie with their blocks, and rows bring their block tables."""

@@ -14,6 +14,8 @@ from ..checks import refuse_detached
 from ..options import KEY, OFF, ServeOptions, given_to, held_by, opted_out
 from ..vllm_api import borrowed, problem
 
+_ATTRIBUTE = "_saccade_requests"
+
 # Every vLLM that finds this package loads this module, also one that it was not written for and that does not use it.
 _INTERFACE = "vllm.v1.sample.logits_processor.interface"
 BatchProcessor = borrowed(_INTERFACE, "LogitsProcessor", object)
@@ -73,7 +75,7 @@ class RequestRows(BatchProcessor, SlotProcessor):  # type: ignore[misc,valid-typ
             refuse_detached(vllm_config)
             options = ServeOptions.of(vllm_config)
             self._lossless = options is not None and options.drafts > 0
-            publish(vllm_config, self)
+            held_by(vllm_config)[_ATTRIBUTE] = self  # for the attention of the same worker
 
     @classmethod
     def validate_params(cls, sampling_params: Any) -> None:
@@ -162,14 +164,6 @@ class RequestRows(BatchProcessor, SlotProcessor):  # type: ignore[misc,valid-typ
 if problem("every process") is not None:
     # It does nothing in a vLLM that it was not written for, whatever that asks of a logits processor.
     RequestRows.__abstractmethods__ = frozenset()
-
-
-_ATTRIBUTE = "_saccade_requests"
-
-
-def publish(vllm_config: Any, rows: RequestRows) -> None:
-    """Let the attention of the same worker find the rows: the configuration is all that both are given."""
-    held_by(vllm_config)[_ATTRIBUTE] = rows
 
 
 def requests_of(vllm_config: Any) -> RequestRows | None:

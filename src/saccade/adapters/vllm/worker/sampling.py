@@ -35,8 +35,8 @@ class Sampling:
         """Note the captured step at hand, if it is to be measured: what is remembered of its rows is a copy."""
         if self._kept is None or not batch.announced:
             return
-        of_rows = zip(batch.queries, whole, batch.lengths, strict=True)
-        decoding = [queries == 1 and not other and not self._covers(length) for queries, other, length in of_rows]
+        of_rows, covers = zip(batch.queries, whole, batch.lengths, strict=True), self._serving.plan.covers
+        decoding = [queries == 1 and not other and not covers(length) for queries, other, length in of_rows]
         if not any(decoding) or not self._due():
             return
         count, longest = sum(queries == 1 for queries in batch.queries), max(batch.lengths)
@@ -55,15 +55,12 @@ class Sampling:
 
     def observers(self, lengths: list[int]) -> tuple[Observer, ...]:
         """Who sees the mixed step at hand, in rows of these lengths: those that the budget does not cover."""
-        recall, counted = self._serving.recall, [not self._covers(length) for length in lengths]
+        recall, counted = self._serving.recall, [not self._serving.plan.covers(length) for length in lengths]
         if recall is None or not any(counted) or not self._due():
             return ()
         if self._serving.metrics is not None:
             self._serving.metrics.measuring(sum(counted))
         return (OfRows(recall, counted, max(lengths)),)
-
-    def _covers(self, length: int) -> bool:
-        return self._serving.plan.covers(length)
 
     def _due(self) -> bool:
         self._measured += self._serving.options.recall
