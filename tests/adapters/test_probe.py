@@ -186,11 +186,13 @@ def naive(model: Any, policy: str, kind: Kind, walk: int) -> dict[str, list[Any]
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize(("most", "walk"), [(1, 1), (5, 5), (1000, 1), (1000, 5)])
 def test_what_is_measured(model: Any, kind: Kind, most: int, walk: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """However many are told at once; logits are compared in float32, whose error is 1e-6 of numbers near 10."""
+    """However many are told at once, and read at once as are of one length; logits are compared in float32, whose error
+    is 1e-6 of numbers near 10."""
     monkeypatch.setattr(probing, "_LOGITS", most * tiny.VOCABULARY)
     wanted, asked = naive(model, POLICY, kind, walk), {"attach": attached, "walks": (1, 5)}
-    other, policy = Passage(tuple(drawn(140, 8)), start=1), Policy.from_spec(f"{POLICY},rectify=4")
-    told = Probe(model, [other, PASSAGE], **asked).measure(policy, walk=walk)[1][kind]
+    others = [Passage(tuple(drawn(count, 8)), start=1) for count in (140, 150)]
+    policy = Policy.from_spec(f"{POLICY},rectify=4")
+    told = Probe(model, [*others, PASSAGE], **asked).measure(policy, walk=walk)[2][kind]
     assert told.divergence.tolist() == pytest.approx(wanted["divergence"], abs=1e-4)
     assert told.likelihood.tolist() == pytest.approx(wanted["likelihood"], abs=1e-4)
     assert told.equal.tolist() == wanted["equal"]

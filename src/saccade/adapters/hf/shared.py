@@ -130,7 +130,9 @@ class SharedTexts:
         inputs = {"position_ids": at, **cached(self._model, self._cache)}
         logits: Tensor = self._model(torch.tensor(tokens, device=device), **inputs).logits
         first = common - common % PAGE
-        self._tails.append([(layer.keys[:, :, first:], layer.values[:, :, first:]) for layer in self._cache.layers])
+        # A layer of ours writes what follows next into the same memory.
+        tails = ((layer.keys[:, :, first:], layer.values[:, :, first:]) for layer in self._cache.layers)
+        self._tails.append([(keys.clone(), values.clone()) for keys, values in tails])
         self._followed.append(tokens)
         for layer in self._cache.layers:
             layer.crop(-count)
