@@ -64,11 +64,11 @@ def token_runs(settings: TokenSettings, new: Sequence[Intake], device: torch.dev
 def chunk_runs(settings: ClusterSettings, table: ChunkTable, new: Sequence[Intake], held: int) -> Runs:
     """Groups with chunks that are new, of as many as there is room for; the table has taken them in."""
     size, device = settings.replant, table.edges.device
-    slots, first, counts, number = touched(settings, table, new, held)
+    slots, first, edges, counts = touched(settings, table, new, held)
+    number = (edges.shape[1] - 1) // size
     numbers = (first[:, None] + torch.arange(number, device=device)).flatten()
     slots, counts = slots.repeat_interleave(number), counts.repeat_interleave(number)
-    chunk = torch.minimum(numbers[:, None] * size + torch.arange(size + 1, device=device), counts[:, None])
-    edges = table.edges.index_select(0, slots).gather(1, chunk).long()
+    edges = edges.long().unfold(1, size + 1, size).flatten(0, 1)
     begin, end = edges[:, 0].contiguous(), edges[:, -1].contiguous()
     position = begin[:, None] + torch.arange(settings.tokens, device=device)
     owners = torch.searchsorted(edges[:, 1:].contiguous(), position, right=True).where(position < end[:, None], size)
