@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from itertools import groupby
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -16,8 +16,7 @@ from .settings import ClusterSettings
 from .token_settings import TokenSettings
 
 
-@dataclass(frozen=True, slots=True)
-class Runs:
+class Runs(NamedTuple):
     """n groups.
 
     Attributes:
@@ -39,11 +38,8 @@ class Runs:
 
     def part(self, first: int, stop: int) -> Runs:
         """Some of them."""
-        some = slice(first, stop)
-        tensors = (self.slots, self.place, self.start, self.begin, self.end, self.made)
-        slots, place, start, begin, end, made = (held[some] for held in tensors)
-        owners = None if self.owners is None else self.owners[some]
-        return Runs(self.on_host[some], slots, place, start, begin, end, made, owners)
+        parts: list[Any] = [None if held is None else held[first:stop] for held in self]
+        return Runs(*parts)
 
 
 def token_runs(settings: TokenSettings, new: Sequence[Intake], device: torch.device) -> Iterator[tuple[int, Runs]]:
