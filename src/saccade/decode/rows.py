@@ -74,11 +74,6 @@ class RowSlots(Slots):
 
     def _take_in(self, layer: int, kv: KVView) -> None:
         assert kv.rows.bounds is not None, "the host knows this call's lengths"
-        everyone = [*range(kv.rows.batch)]
-        if self.count != len(everyone):
-            self.restart(len(everyone))
-
-        def seen(rows: Sequence[int]) -> dict[int, KVView]:
-            return {layer: kv if [*rows] == everyone else kv.picked([*rows])}
-
-        self.follow(kv.rows.bounds, (layer,), seen)
+        if self.count != kv.rows.batch:
+            self.restart(kv.rows.batch)
+        self.follow(kv.rows.bounds, (layer,), lambda rows: {layer: kv.picked([*rows])})
