@@ -5,8 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from saccade.kernels._gather import gather_tokens
-from saccade.kernels._pooling import grouped
+from saccade.kernels._gather import gather_tokens, grouped
 from saccade.kernels._softmax import capped, weights_of
 from saccade.types import KVView, Pooling, Softmax
 
