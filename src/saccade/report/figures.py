@@ -12,7 +12,7 @@ from matplotlib.colors import PowerNorm, to_rgba
 from matplotlib.patches import Rectangle
 from matplotlib.ticker import MaxNLocator, PercentFormatter
 
-from .drawing import IN_CELL, SHARES, canvas, heat_map, inline, name_lines
+from .drawing import IN_CELL, SHARES, canvas, heat_map, inline
 from .palette import DENSE, FACT, GRID, INK, PAPER, marks
 from .wording import Row
 
@@ -146,7 +146,9 @@ def _name_budgets(axes: Axes, rows: Sequence[Row]) -> None:
     for line, row in enumerate(rows):
         if not line or row["label"] != rows[line - 1]["label"]:
             names[line] = f"{row['label']}   {names[line]}".rstrip()
-    name_lines(axes, names)
+    axes.set_yticks(range(len(names)), names)
+    axes.grid(visible=False, axis="y")
+    axes.grid(visible=True, axis="x")
     axes.set_ylim(max(len(rows), 1) - 0.5, -0.5)
 
 
