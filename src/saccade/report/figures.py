@@ -66,10 +66,9 @@ def times(rows: Sequence[Row]) -> str:
 
 
 def recalls(rows: Sequence[Row], measure: str) -> str:
-    """A measure of heads with a set as colours: policies and budgets down, layers across, grey where none has one.
+    """`recall` or `token_recall` of heads with a set as colours: policies and budgets down, layers across.
 
-    Args:
-        measure: `recall` or `token_recall`, as rows call them.
+    Grey where no head has one.
     """
     sparse = [row for row in _sparse(rows) if row[measure] is not None]
     values = numpy.array([row[f"{measure}_per_layer"] for row in sparse], dtype=float)
