@@ -110,7 +110,7 @@ def test_what_was_cut_is_cut_again_only_where_it_was_forgotten() -> None:
     for stop in (39, 12, 39, 39):
         table.take_in([Intake(0, 0, 0, stop), Intake(1, 0, 0, stop)])
         assert edges(table, 0) == edges(table, 1) == naive(text, cuts, stop)
-        table.text = None
+        table.text = TokenHistory()
     table.clear(1)
     # Fewer and longer ones than there were.
     table.take_in([Intake(0, 0, 0, 39), Intake(1, 0, 0, 39)])

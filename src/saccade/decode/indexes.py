@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable
-from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -13,29 +13,37 @@ from ..selection.index import Index
 from ..types import KVView
 
 
-class Indexes(Protocol):
-    """Indexes of one batch of sequences."""
+class Indexes(ABC):
+    """Indexes of one batch of sequences.
 
-    def begin(self, past: int, clean: int) -> None:
+    Attributes:
+        updates: how long they took.
+    """
+
+    def __init__(self) -> None:
+        self.updates = Updates()
+
+    def begin(self, past: int, clean: int) -> None:  # noqa: B027  # those of one batch override it
         """Start a call on a cache of `past` slots: whatever was beyond them has been taken back.
 
-        Sparse steps wrote none of its slots below `clean`, or they were rectified.
+        Sparse steps wrote none of its slots below `clean`, or they were rectified. Nothing is to be done where steps
+        say what they write.
         """
-        ...
 
+    @abstractmethod
     def of(self, layer: int, kv: KVView) -> Index | None:
         """The layer's index, up to date with the cache; None if the policy keeps none there."""
-        ...
 
-    def permute(self, rows: Tensor) -> None:
-        """Let batch row `i` be what row `rows[i]` was."""
-        ...
+    def permute(self, rows: Tensor) -> None:  # noqa: B027  # likewise
+        """Let batch row `i` be what row `rows[i]` was; nothing is to be done where rows say where theirs are."""
 
     @property
+    @abstractmethod
     def nbytes(self) -> int: ...
 
     @property
-    def build_seconds(self) -> float: ...
+    def build_seconds(self) -> float:
+        return self.updates.first
 
 
 class Updates:

@@ -7,18 +7,15 @@ from torch import Tensor
 from ..plans.plan import Plan
 from ..selection.index import NewTokens, PageIndex
 from ..types import KVView, Rows
-from .indexes import Updates
+from .indexes import Indexes
 
 
-class PageIndexes:
-    """Those that belong to one batch alone; none where the plan's selector has none.
-
-    Attributes:
-        updates: how long they took.
-    """
+class PageIndexes(Indexes):
+    """Those that belong to one batch alone; none where the plan's selector has none."""
 
     def __init__(self, plan: Plan) -> None:
-        self._plan, self.updates = plan, Updates()
+        super().__init__()
+        self._plan = plan
         self._held: dict[int, PageIndex] = {}
         self._covered: dict[int, int] = {}
         self._new: NewTokens | None = None
@@ -49,10 +46,6 @@ class PageIndexes:
     def nbytes(self) -> int:
         # A list: another thread may be building while this one asks.
         return sum(index.nbytes for index in list(self._held.values()))
-
-    @property
-    def build_seconds(self) -> float:
-        return self.updates.first
 
     def _update(self, layer: int, kv: KVView) -> None:
         # A layer that shares it begins with a call's first token once another has come to the last one.

@@ -12,7 +12,6 @@ from ..plans.rectify import ALL
 from ..selection.index import KeySizes, LayerIndex, Views
 from ..text.feed import TokenFeed
 from ..types import KVView
-from .indexes import Updates
 from .slots import Slots
 
 Seen = Callable[[Sequence[int]], Mapping[int, KVView]]
@@ -21,13 +20,12 @@ Seen = Callable[[Sequence[int]], Mapping[int, KVView]]
 class RowSlots(Slots):
     """It takes tokens in layer by layer as these are asked, or ahead of a step whose lengths only a device knows.
 
-    Attributes:
-        updates: how long layers took that were asked.
+    Only the former are timed.
     """
 
     def __init__(self, plan: Plan, text: TokenFeed) -> None:
         super().__init__(plan, text)
-        self._past, self._clean, self.updates = ALL, ALL, Updates()
+        self._past = self._clean = ALL
 
     def begin(self, past: int, clean: int) -> None:
         # Prompts follow nothing: what one of them has taken back, a later call finds.
@@ -74,17 +72,8 @@ class RowSlots(Slots):
         self._looked = [replace(one, known={**one.known}) for one in looked]
         self.index.permute(rows)
 
-    @property
-    def build_seconds(self) -> float:
-        return self.updates.first
-
     def _take_in(self, layer: int, kv: KVView) -> None:
         assert kv.rows.bounds is not None, "the host knows this call's lengths"
-        everyone = [*range(kv.rows.batch)]
-        if self.count != len(everyone):
-            self.restart(len(everyone))
-
-        def seen(rows: Sequence[int]) -> dict[int, KVView]:
-            return {layer: kv if [*rows] == everyone else kv.picked([*rows])}
-
-        self.follow(kv.rows.bounds, (layer,), seen)
+        if self.count != kv.rows.batch:
+            self.restart(kv.rows.batch)
+        self.follow(kv.rows.bounds, (layer,), lambda rows: {layer: kv.picked([*rows])})

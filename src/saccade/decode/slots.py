@@ -9,6 +9,7 @@ from ..plans.plan import Plan
 from ..selection.index import KeySizes, LayerIndex, SlotIndex, Views
 from ..text.feed import TokenFeed
 from ..types import Intake, KVView
+from .indexes import Indexes
 
 
 @dataclass(slots=True)
@@ -25,7 +26,7 @@ class Looked:
     known: dict[tuple[int, ...], int] = field(default_factory=dict)
 
 
-class Slots:
+class Slots(Indexes):
     """An index in slots, brought up to date between steps; a runtime says who is in which.
 
     Args:
@@ -40,6 +41,7 @@ class Slots:
     """
 
     def __init__(self, plan: Plan, text: TokenFeed | None, slots: int = 0, index: SlotIndex | None = None) -> None:
+        super().__init__()
         self._plan, self._text, self._layers = plan, text, tuple(sorted(plan.refreshing))
         self.restart(slots, index)
 

@@ -85,10 +85,9 @@ class Comparison:
         return len(self.contexts) + (asked + timed) * len(self.policies)
 
     def run(self, advance: Callable[[str], None]) -> None:
-        """Read every context, ask under every policy, then time. Interrupt it at will: `rows` tell what is done.
+        """Read every context, ask under every policy, then time; `advance` is given the name of every unit of work.
 
-        Args:
-            advance: called after every unit of work with its name.
+        Interrupt it at will: `rows` tell what is done.
         """
         try:
             for number, context in enumerate(self.contexts):

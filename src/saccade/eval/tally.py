@@ -63,11 +63,7 @@ class Tally:
             self._runs.append(stats)
 
     def row(self, baseline_seconds: float | None) -> dict[str, Any]:
-        """The row of `results.json`; what was not measured yet is null.
-
-        Args:
-            baseline_seconds: median of the dense baseline's steps.
-        """
+        """The row of `results.json`, given the median of the dense baseline's steps; null: not measured yet."""
         seconds = self.seconds_per_token
         return {
             "policy": self.policy.name,

@@ -18,16 +18,10 @@ T = TypeVar("T")
 
 
 def workers_for(count: int, *, cores: int, threads: int, device: str) -> int:
-    """How many processes may share `count` pieces of work; 1: do it yourself.
+    """How many processes may share `count` pieces of work, of `threads` threads each; 1: do it yourself.
 
     Forked processes see everything that was loaded, but neither accelerators nor OpenMP survive a fork; without
     threads of their own they need neither.
-
-    Args:
-        count: pieces of work.
-        cores: cores that may be used.
-        threads: threads of one piece of work.
-        device: where tensors lie, such as "cpu".
     """
     if device != "cpu" or threads != 1 or not sys.platform.startswith("linux"):
         return 1

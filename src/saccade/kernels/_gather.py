@@ -1,4 +1,4 @@
-"""Reading chosen tokens of every row, for any layout and device; used by the reference implementations."""
+"""Chosen tokens of every row, and queries that share a KV head, for any layout and device; for the references."""
 
 from __future__ import annotations
 
@@ -34,3 +34,9 @@ def gather_tokens_per_head(storage: Tensor, scale: Tensor | None, rows: Rows, po
     head = torch.arange(heads, device=storage.device) // (heads // kv_heads)
     chosen = storage[pages.view(positions.shape), offsets.view(positions.shape), head[None, :, None]].float()
     return chosen if scale is None else chosen * scale.expand(kv_heads)[head][:, None, None]
+
+
+def grouped(q: Tensor, kv_heads: int) -> Tensor:
+    """Queries `[B, Hq, d]` by the KV head that they read, float32 `[B, Hkv, g, d]`."""
+    batch, heads, head_dim = q.shape
+    return q.float().reshape(batch, kv_heads, heads // kv_heads, head_dim)

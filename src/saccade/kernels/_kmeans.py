@@ -1,4 +1,4 @@
-"""The two steps of spherical k-means that all implementations share: refilling empty clusters, averaging members."""
+"""Spherical k-means in plain torch, step by step: first centroids, refilling of empty clusters, averages of members."""
 
 from __future__ import annotations
 
@@ -55,7 +55,8 @@ def refill(labels: Tensor, own: Tensor, present: Tensor) -> Tensor:
 def averaged(vectors: Tensor, labels: Tensor, old: Tensor) -> Tensor:
     """Normalised sums of each cluster's members `[H, L, d]`; `old` where the sum is zero."""
     sums, _ = member_sums(vectors, labels, old.shape[1])
-    return normalised(sums, old)
+    lengths = torch.linalg.vector_norm(sums, dim=-1, keepdim=True)
+    return torch.where(lengths > 0, sums / lengths, old)
 
 
 def member_sums(vectors: Tensor, labels: Tensor, clusters: int) -> tuple[Tensor, Tensor]:
@@ -69,9 +70,3 @@ def member_sums(vectors: Tensor, labels: Tensor, clusters: int) -> tuple[Tensor,
     members = vectors.reshape(-1, head_dim).index_select(0, rows.flatten())
     sums = torch.segment_reduce(members, "sum", lengths=sizes.flatten(), axis=0, initial=0.0, unsafe=True)
     return sums.view(heads, clusters + 1, head_dim)[:, :clusters], sizes[:, :clusters]
-
-
-def normalised(vectors: Tensor, otherwise: Tensor) -> Tensor:
-    """Vectors `[..., d]` of unit length, `otherwise` where they are zero."""
-    lengths = torch.linalg.vector_norm(vectors, dim=-1, keepdim=True)
-    return torch.where(lengths > 0, vectors / lengths, otherwise)

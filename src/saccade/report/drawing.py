@@ -79,21 +79,9 @@ def headline(figure: Figure, text: str) -> None:
     figure.suptitle(text, x=0.01, ha="left", fontsize=10)
 
 
-def number_places(axes: Axes, numbers: Sequence[int], **style: Any) -> None:
-    """Numbers across, side by side however far apart they are."""
-    axes.set_xticks(range(len(numbers)), [f"{number:,}" for number in numbers], **style)
-
-
-def name_lines(axes: Axes, names: Sequence[str]) -> None:
-    """A name for every line of a picture whose values lie across."""
-    axes.set_yticks(range(len(names)), names)
-    axes.grid(visible=False, axis="y")
-    axes.grid(visible=True, axis="x")
-
-
-def side_by_side(number: int, count: int, apart: float = 0.12, room: float = 0.8) -> float:
+def side_by_side(number: int, count: int, apart: float = 0.12) -> float:
     """How far to shift one of `count` series that share places on an axis, so that none hides another."""
-    return min(apart, room / count) * (number - (count - 1) / 2)
+    return min(apart, 0.8 / count) * (number - (count - 1) / 2)
 
 
 def with_intervals(axes: Axes, at: Floats, values: Floats, ends: Sequence[Floats], mark: Mark, **style: Any) -> None:

@@ -12,7 +12,7 @@ from matplotlib.colors import PowerNorm, to_rgba
 from matplotlib.patches import Rectangle
 from matplotlib.ticker import MaxNLocator, PercentFormatter
 
-from .drawing import IN_CELL, SHARES, canvas, heat_map, inline, name_lines
+from .drawing import IN_CELL, SHARES, canvas, heat_map, inline
 from .palette import DENSE, FACT, GRID, INK, PAPER, marks
 from .wording import Row
 
@@ -66,10 +66,9 @@ def times(rows: Sequence[Row]) -> str:
 
 
 def recalls(rows: Sequence[Row], measure: str) -> str:
-    """A measure of heads with a set as colours: policies and budgets down, layers across, grey where none has one.
+    """`recall` or `token_recall` of heads with a set as colours: policies and budgets down, layers across.
 
-    Args:
-        measure: `recall` or `token_recall`, as rows call them.
+    Grey where no head has one.
     """
     sparse = [row for row in _sparse(rows) if row[measure] is not None]
     values = numpy.array([row[f"{measure}_per_layer"] for row in sparse], dtype=float)
@@ -146,7 +145,9 @@ def _name_budgets(axes: Axes, rows: Sequence[Row]) -> None:
     for line, row in enumerate(rows):
         if not line or row["label"] != rows[line - 1]["label"]:
             names[line] = f"{row['label']}   {names[line]}".rstrip()
-    name_lines(axes, names)
+    axes.set_yticks(range(len(names)), names)
+    axes.grid(visible=False, axis="y")
+    axes.grid(visible=True, axis="x")
     axes.set_ylim(max(len(rows), 1) - 0.5, -0.5)
 
 

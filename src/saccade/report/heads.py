@@ -11,7 +11,7 @@ from rich.table import Table
 
 from ..calibrate.training import TRACED
 from ..files import replace_text
-from .drawing import as_svg, canvas, number_places, side_by_side, with_intervals
+from .drawing import as_svg, canvas, side_by_side, with_intervals
 from .palette import INK, MUTED, marks
 from .table import fill, new_table
 from .wording import RECALL, Columns, grouped, number
@@ -84,6 +84,6 @@ def _answers(axes: Axes, results: Mapping[str, Any]) -> None:
         y, ends = [row["accuracy"] for row in rows], [row["interval"] for row in rows]
         style = {"markersize": 5, "linewidth": 1, "capsize": 2, "label": f"{label} ({rows[0]['heads']} heads)"}
         with_intervals(axes, x, y, ends, drawn[label], **style)
-    number_places(axes, budgets)
+    axes.set_xticks(range(len(budgets)), [f"{budget:,}" for budget in budgets])
     axes.set(xlabel="budget", title="answers right", xlim=(-0.6, len(budgets) - 0.4), ylim=(-0.03, 1.03))
     axes.legend(fontsize=8, loc="center left", bbox_to_anchor=(1.01, 0.5))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +13,8 @@ from ..calibrate.reselecting import name
 from ..files import replace_text
 from .drawing import as_svg, canvas, headline
 from .palette import FACT, GRID, INK
-from .table import new_table
-from .wording import number
+from .table import fill, new_table
+from .wording import Columns, Row, number
 
 PICTURE, MOST = "layers.svg", 100
 """The picture's file; names of layers in it."""
@@ -26,18 +26,17 @@ KINDS = {"natural": "#4c78a8", "repeat": "#54a24b"}
 def layer_table(results: Mapping[str, Any]) -> Table:
     """What every candidate loses on key tokens, by kind of text, and what it answers; the verdict below."""
     dense = results.get("dense")
-    answers = () if dense is None else (f"right\nof {dense['n']:,}",)
-    columns = (
-        "layer",
-        "budget",
-        *KINDS,
-        "sum",
-        "95%",
-        *(f"equal,\n{kind}" for kind in KINDS),
-        *answers,
-        "in a row",
-        "",
-    )
+    columns: Columns = {
+        "layer": lambda row: name(row["reselect"]),
+        "budget": lambda row: f"{row['budget']:,}",
+        **{kind: _number("key_kl", kind, "{:.3f}") for kind in KINDS},
+        "sum": lambda row: f"{row['merit']:.3f}",
+        "95%": lambda row: "-" if row["interval"] is None else "{:.3f} to {:.3f}".format(*row["interval"]),
+        **{f"equal,\n{kind}": _number("key_equal", kind, "{:.2f}") for kind in KINDS},
+        **({f"right\nof {dense['n']:,}": lambda row: f"{row['asked']['correct']:,}"} if dense else {}),
+        "in a row": lambda row: f"{row['walked']['merit']:.3f}" if "walked" in row else "-",
+        "": lambda row: "chosen" if row["chosen"] else "",
+    }
     about = f"{results['passages']} texts of {results['tokens']:,} tokens, {results['keys']:,} key tokens"
     walk = f"in a row: after up to {results['walk']} steps on what the policy has left, of the best of one step"
     lines = [f"{UNIT}; chosen: {_named(results['chosen'])}", walk]
@@ -51,16 +50,12 @@ def layer_table(results: Mapping[str, Any]) -> Table:
         lines.append(f"dense attention answers {dense['correct']:,}")
     title = f"layers that select again under {results['policy']}: {results['model']}, {about}"
     table = new_table(title, columns, ("layer", ""), [*lines, *results["notes"]])
-    for row in results["rows"]:
-        taken = row["reselect"] == results["chosen"]
-        ends = "-" if row["interval"] is None else "{:.3f} to {:.3f}".format(*row["interval"])
-        losses = (number(row["key_kl"][kind], "{:.3f}") for kind in KINDS)
-        equal = (number(row["key_equal"][kind], "{:.2f}") for kind in KINDS)
-        right = (f"{row['asked']['correct']:,}",) if "asked" in row else ()
-        cells = (f"{row['budget']:,}", *losses, f"{row['merit']:.3f}", ends, *equal, *right)
-        walked = f"{row['walked']['merit']:.3f}" if "walked" in row else "-"
-        table.add_row(name(row["reselect"]), *cells, walked, "chosen" if taken else "", style="bold" if taken else None)
-    return table
+    rows = [{**row, "chosen": row["reselect"] == results["chosen"]} for row in results["rows"]]
+    return fill(table, rows, columns, bold="chosen")
+
+
+def _number(measure: str, kind: str, form: str) -> Callable[[Row], str]:
+    return lambda row: number(row[measure][kind], form)
 
 
 def layer_report(results: Mapping[str, Any], folder: Path) -> Path:

@@ -54,12 +54,9 @@ def fill(table: Table, rows: Iterable[Row], columns: Columns, *keys: str, bold: 
 
 
 def comparison_table(results: Mapping[str, Any], width: int = WIDE, *, brief: bool = False) -> Table:
-    """Rows of `results.json` as a table, with the setting above; below what labels stand for, and the notes.
+    """Rows of `results.json` as a table for a terminal of such a `width`, with the setting above.
 
-    Args:
-        results: content of `results.json`.
-        width: columns of the terminal.
-        brief: without what lies below, and without lines between policies.
+    Below it what labels stand for, and the notes; `brief`: without these, and without lines between policies.
     """
     here, rows = results["environment"], labelled(results)
     columns = with_terms(COLUMNS, rows, _ATTENDED)

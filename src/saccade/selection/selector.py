@@ -27,6 +27,7 @@ class Scorer(ABC):
     """
 
     __slots__ = ()
+    fused = False
 
     @property
     @abstractmethod
@@ -35,10 +36,6 @@ class Scorer(ABC):
     @property
     @abstractmethod
     def pooling(self) -> Pooling: ...
-
-    @property
-    def fused(self) -> bool:
-        return False
 
     @property
     def bounds_page(self) -> int | None:
@@ -111,6 +108,7 @@ class Selector(Costs):
     """
 
     __slots__ = ()
+    owns_index = False
 
     @property
     def heads(self) -> HeadGrouping:
@@ -123,10 +121,6 @@ class Selector(Costs):
     @property
     def bounds_page(self) -> int | None:
         return None
-
-    @property
-    def owns_index(self) -> bool:
-        return False
 
     @property
     def reads_text(self) -> bool:

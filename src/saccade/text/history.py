@@ -45,10 +45,6 @@ class TokenHistory(TokenFeed):
         """What was fed from slot `slots` on was taken back; others may come there unseen."""
         self.length = min(self.length, slots)
 
-    def settle(self, slots: int) -> None:
-        """The cache ends at slot `slots`; of what was fed behind it, some may be settled later."""
-        self.length = slots
-
     def ids(self, start: int, stop: int) -> Tensor | None:
         """Token ids int64 `[B, stop - start]`; None if one of them is unknown."""
         return self._slice(0, start, stop)

@@ -10,7 +10,8 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from ..types import Intake
-from .feed import UNKNOWN, TokenFeed
+from .feed import TokenFeed
+from .history import TokenHistory
 from .levels import breaks
 
 
@@ -50,7 +51,7 @@ class ChunkTable:
     """
 
     def __init__(self, cuts: Cuts, text: TokenFeed | None, rows: int, chunks: int, device: torch.device) -> None:
-        self.cuts, self.text = cuts, text
+        self.cuts, self.text = cuts, TokenHistory() if text is None else text
         self.edges = torch.full((rows, chunks + 1), cuts.first, dtype=torch.int32, device=device)
         self.counts = torch.zeros(rows, dtype=torch.int32, device=device)
         self.ends = torch.zeros_like(self.counts)
@@ -104,13 +105,15 @@ class ChunkTable:
         cuts, device = self.cuts, self.edges.device
         # Behind it, no cut is known yet; the token in front of it may share a delimiter with its first one.
         bases = [max(self._cut_to[one.slot] - cuts.longest, cuts.first - 1, 0) for one in new]
-        width = max(one.stop - base for one, base in zip(new, bases, strict=True))
+        pairs = [*zip(new, bases, strict=True)]
+        width = max(one.stop - at for one, at in pairs)
         if width < cuts.longest:
             return
-        told = [(one.slot, self._cut_to[one.slot], at, one.stop) for one, at in zip(new, bases, strict=True)]
+        told = [(one.slot, self._cut_to[one.slot], at, one.stop) for one, at in pairs]
         chosen, known, base, stops = torch.tensor(told, device="cpu").to(device, non_blocking=True).unbind(1)
         settled, edges = self.counted(chosen, known), self.edges.index_select(0, chosen)
-        follows = self._following(self._codes(new, bases, width), stops - base)
+        spans = [(one.slot, one.origin + at, one.origin + max(at, one.stop)) for one, at in pairs]
+        follows = self._following(self.text.window(spans, device), stops - base)
         start = edges.gather(1, settled[:, None]).long() - base[:, None]
         reached = _reached(follows, start, width // cuts.shortest)
         places = settled[:, None] + reached.cumsum(1) - 1
@@ -120,14 +123,6 @@ class ChunkTable:
         standing = torch.arange(edges.shape[1], device=device) <= settled[:, None]
         wide = pad(torch.where(standing, edges, cuts.first), (0, 1))
         self.edges.index_copy_(0, chosen, wide.scatter_(1, target, position)[:, :-1])
-
-    def _codes(self, new: Sequence[Intake], bases: Sequence[int], width: int) -> Tensor:
-        """Codes of each row's tokens from a base to its stop, int32 `[n, width]`; -1: unknown, or behind the stop."""
-        if self.text is None:
-            return torch.full((len(new), width), UNKNOWN, dtype=torch.int32, device=self.edges.device)
-        pairs = zip(new, bases, strict=True)
-        spans = [(one.slot, one.origin + base, one.origin + max(base, one.stop)) for one, base in pairs]
-        return self.text.window(spans, self.edges.device)
 
     def _following(self, codes: Tensor, limits: Tensor) -> Tensor:
         """Where a chunk ends that starts at place i of `codes`, int64 `[n, width + 1]`; i: it cannot be cut yet.

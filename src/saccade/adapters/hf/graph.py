@@ -59,7 +59,7 @@ class GraphedStep:
         self._run, self._cache, self._calls = run, cache, 0
         starts = row_starts(attention_mask, keys.shape[0])
         self._starts = starts.to(keys.device)
-        self._left = self._slots_left()
+        self._left = caches.room(cache) or 0
         self._require_room()
         with self._recorder.here():
             self._upkeep = run.upkeep(cache, starts)
@@ -91,7 +91,7 @@ class GraphedStep:
             raise UnsupportedModelError(f"tokens must be int64 {expected}, got {tokens.dtype} {got}")
         with self._recorder.here():
             if session.calls != self._calls:
-                self._left, self._calls = self._slots_left(), session.calls
+                self._left, self._calls = caches.room(self._cache) or 0, session.calls
                 self._upkeep.catch_up(self._past)
             self._require_room()
             try:
@@ -148,10 +148,6 @@ class GraphedStep:
         self._upkeep.prepare(first, count)
         replay, logits = self._recorder.record(call)
         return Recorded(tokens, logits, replay)
-
-    def _slots_left(self) -> int:
-        """As the device has it."""
-        return caches.room(self._cache) or 0
 
     @property
     def _past(self) -> int:

@@ -108,7 +108,7 @@ class Session:
 
     def settle(self, slots: int) -> None:
         """The cache ends at slot `slots` and is clean; of what was fed behind it, some may be settled later."""
-        self.state.history.settle(slots)
+        self.state.history.length = slots
         self.final = self.final.at(slots)
 
     def end(self) -> None:

@@ -21,9 +21,6 @@ from .lossless import unmet_by_drafts
 from .options import CAPTURED, CYCLES, ServeOptions, shape_of
 from .vllm_api import check_interfaces
 
-CPU_BYTES = 32
-"""Tokens, of which blocks of 8-bit numbers are multiples on a CPU."""
-
 SCHEDULER = "saccade.adapters.vllm.scheduler.RectifyingScheduler"
 """What `--scheduler-cls` is given."""
 
@@ -113,9 +110,9 @@ def _bytes(vllm_config: Any) -> list[str]:
     if not current_platform.is_cpu():
         told = f"dtype={dtype}: over kv_cache_dtype={held} vLLM's FlashAttention answers in bfloat16 alone"
         return [] if dtype == torch.bfloat16 else [f"{told}; pass --dtype bfloat16"]
-    if not block or not block % CPU_BYTES:
+    if not block or not block % unit():
         return []
-    return [f"block_size={block}: on CPUs vLLM keeps kv_cache_dtype={held} in multiples of {CPU_BYTES} tokens"]
+    return [f"block_size={block}: on CPUs vLLM keeps kv_cache_dtype={held} in multiples of {unit()} tokens"]
 
 
 def _room(vllm_config: Any, page: int | None) -> list[str]:

@@ -144,8 +144,6 @@ PARTS: dict[str, tuple[Part, ...]] = {
     "worker on CUDA": _parts("""
         vllm.v1.worker.gpu.states RequestState.add_request(req_id all_token_ids num_computed_tokens)
         vllm.v1.worker.gpu.states RequestState.remove_request(req_id)
-        vllm.config CompilationConfig: max_cudagraph_capture_size
-        vllm.config SchedulerConfig: max_num_seqs
         vllm.config ModelConfig: enable_sleep_mode
         vllm.platforms current_platform: get_device_total_memory
         vllm.utils.torch_utils kv_cache_dtype_str_to_dtype(kv_cache_dtype model_config)

@@ -31,6 +31,8 @@ def _struct(addresses: str, factors: str, numbers: str) -> struct.Struct:
     return struct.Struct(f"{len(addresses.split())}P{len(factors.split())}d{len(numbers.split())}q")
 
 
+# C documents the fields, where it declares each: `struct call` in attention.c, `bounds` and `update` in pages.h, the
+# other structs in the files of their names.
 # Packed, not a `ctypes.Structure`: whose fields lie all over the memory, which the kernels between calls have emptied.
 Call = _struct(
     "q k v table starts lengths ids counts dense kept out scores sinks",
@@ -38,51 +40,36 @@ Call = _struct(
     "k_page k_slot k_head k_dim v_page v_slot v_head tiled batch query_heads kv_heads dim bf16 narrow "
     "page pages row_pages max_len sets width unit kept_heads pooling threads lanes",
 )
-"""`struct call` of attention.c, which documents the fields."""
-
 Bounds = _struct(
     "q lower upper lengths table scores",
     "",
     "lower_block lower_head lower_page upper_block upper_head upper_page batch query_heads kv_heads dim bf16 narrow "
     "blocks block_pages row_blocks pages unit pooling threads lanes",
 )
-"""`struct bounds` of pages.h, which documents the fields."""
-
 Update = _struct(
     "k lower upper table starts lengths changed blocks_of",
     "",
     "k_page k_slot k_head k_dim tiled lower_block lower_head lower_page upper_block upper_head upper_page "
     "batch kv_heads dim bf16 page pages row_pages blocks block_pages row_blocks unit count filled threads lanes",
 )
-"""`struct update` of pages.h, which documents the fields."""
-
 TopK = _struct(
     "scores lengths ids counts",
     "",
     "row_step group_step batch groups width kept last ranked unit numerator denominator minimum threads lanes",
 )
-"""`struct topk` of topk.c, which documents the fields."""
-
 RankUnion = _struct("ids counts merged found", "", "batch heads width limit universe threads")
-"""`struct rank_union` of rank_union.c, which documents the fields."""
-
 KMeans = _struct("vectors counts made labels centroids", "", "heads count dim clusters iterations threads lanes")
-"""`struct kmeans` of kmeans.c, which documents the fields."""
-
 Mass = _struct(
     "products q slots lengths sizes spreads labels ends used scores",
     "scale spread",
     "set_slot set_head label_slot label_head label_bytes room held batch heads group dim places width "
     "sinks tokens sets each threads lanes",
 )
-"""`struct mass` of mass.c, which documents the fields."""
-
 ChunkKeys = _struct(
     "k table starts edges means",
     "",
     "k_page k_slot k_head k_dim tiled batch kv_heads dim bf16 page pages row_pages chunks threads",
 )
-"""`struct chunk_keys` of chunk_keys.c, which documents the fields."""
 
 
 @functools.cache

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 import torch
 from torch import Tensor
 
 from saccade.kernels._gather import gather_tokens
-from saccade.kernels._pooling import BLOCK, RunPooling, pool_runs
 from saccade.types import KVView
+
+RunPooling = Literal["mean", "max"]
+
+BLOCK = 4096
+"""Tokens whose keys are copied at a time."""
 
 
 def pool(kv: KVView, edges: Tensor, longest: int, pooling: RunPooling) -> Tensor:
@@ -24,5 +30,6 @@ def _pool(kv: KVView, edges: Tensor, longest: int, pooling: RunPooling) -> Tenso
     sizes = edges.diff(dim=1).clamp(0, longest)
     lengths = torch.stack((sizes, longest - sizes), dim=-1).flatten()
     shape = (edges.shape[0], edges.shape[1] - 1)
-    pooled: Tensor = pool_runs(tokens, lengths, pooling)[::2].unflatten(0, shape)
+    runs = torch.segment_reduce(tokens, pooling, lengths=lengths, axis=0, unsafe=True)
+    pooled: Tensor = runs.masked_fill_((lengths == 0)[:, None, None], 0.0)[::2].unflatten(0, shape)
     return pooled.transpose(1, 2)

@@ -63,13 +63,7 @@ def _check(q: Tensor, tree: MassTree, slots: Tensor, seq_lens: Tensor) -> None:
     check_integers("cluster_mass", seq_lens=seq_lens, slots=slots)
     held, heads, _, head_dim = tree.means.shape
     batch = len(slots)
-    if (
-        q.dim() != 3
-        or q.shape[0] != batch
-        or q.shape[1] % heads
-        or q.shape[2] != head_dim
-        or seq_lens.shape != (batch,)
-    ):
+    if q.dim() != 3 or (q.shape[0], q.shape[2], *seq_lens.shape) != (batch, head_dim, batch) or q.shape[1] % heads:
         raise KernelError(
             f"cluster_mass: q must be [{batch}, a multiple of {heads}, {head_dim}] and seq_lens [{batch}], "
             f"got {list(q.shape)} and {list(seq_lens.shape)}"

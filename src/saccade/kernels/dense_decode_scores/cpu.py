@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from saccade.kernels._flat import RowReader, host_bounds
-from saccade.kernels._pooling import grouped
+from saccade.kernels._gather import grouped
 from saccade.kernels._softmax import capped, weights_of
 from saccade.types import KVView, Pooling, Softmax
 

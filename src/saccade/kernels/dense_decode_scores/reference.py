@@ -5,49 +5,44 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from saccade.kernels._gather import gather_tokens
-from saccade.kernels._pooling import grouped
+from saccade.kernels._gather import gather_tokens, grouped
 from saccade.kernels._softmax import capped, weights_of
 from saccade.types import KVView, Pooling, Softmax
 
 
 def decode_scores(q: Tensor, kv: KVView, pooling: Pooling) -> Tensor:
-    positions = _positions(kv)
-    keys = gather_tokens(kv.k, kv.k_scale, kv.rows, positions)
-    queries = grouped(q, kv.kv_heads)
-    raw = torch.einsum("bhgd,bnhd->bhgn", queries, keys)
-    return _hide_absent(_pool(raw, queries, keys, pooling), kv, positions)
+    return _pooled(*_products(q, kv, _positions(kv)), pooling)
 
 
 def dense_decode_scores(
     q: Tensor, kv: KVView, softmax: Softmax, pooling: Pooling | None
 ) -> tuple[Tensor, Tensor | None]:
     positions = _positions(kv)
-    keys = gather_tokens(kv.k, kv.k_scale, kv.rows, positions)
-    queries = grouped(q, kv.kv_heads)
-    raw = torch.einsum("bhgd,bnhd->bhgn", queries, keys)
-    absent = positions >= kv.rows.seq_lens[:, None]
+    raw, queries, keys, absent = _products(q, kv, positions)
     logits = capped(raw * softmax.scale, softmax.cap).masked_fill(absent[:, None, None], -torch.inf)
     values = gather_tokens(kv.v, kv.v_scale, kv.rows, positions)
     out = torch.einsum("bhgn,bnhd->bhgd", weights_of(logits, softmax.sinks), values).flatten(1, 2).to(q.dtype)
     out = out.masked_fill((kv.rows.seq_lens == 0)[:, None, None], 0)
-    if pooling is None:
-        return out, None
-    return out, _hide_absent(_pool(raw, queries, keys, pooling), kv, positions)
+    return out, None if pooling is None else _pooled(raw, queries, keys, absent, pooling)
 
 
 def _positions(kv: KVView) -> Tensor:
     return torch.arange(kv.rows.max_len, device=kv.k.device).expand(kv.rows.batch, -1)
 
 
-def _pool(raw: Tensor, queries: Tensor, keys: Tensor, pooling: Pooling) -> Tensor:
+def _products(q: Tensor, kv: KVView, positions: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """q·k `[B, Hkv, g, N]`, q and k themselves, grouped and gathered, and where a row has no token, bool `[B, N]`."""
+    queries, keys = grouped(q, kv.kv_heads), gather_tokens(kv.k, kv.k_scale, kv.rows, positions)
+    raw = torch.einsum("bhgd,bnhd->bhgn", queries, keys)
+    return raw, queries, keys, positions >= kv.rows.seq_lens[:, None]
+
+
+def _pooled(raw: Tensor, queries: Tensor, keys: Tensor, absent: Tensor, pooling: Pooling) -> Tensor:
+    """Scores `[B, Hkv or Hq, N]` of what `_products` gives; -inf where there is no token."""
     if pooling == "max":
-        return raw.amax(dim=2)
-    if pooling == "mean":
-        return torch.einsum("bhd,bnhd->bhn", queries.mean(dim=2), keys)
-    return raw.flatten(1, 2)
-
-
-def _hide_absent(scores: Tensor, kv: KVView, positions: Tensor) -> Tensor:
-    absent = positions >= kv.rows.seq_lens[:, None]
+        scores = raw.amax(dim=2)
+    elif pooling == "mean":
+        scores = torch.einsum("bhd,bnhd->bhn", queries.mean(dim=2), keys)
+    else:
+        scores = raw.flatten(1, 2)
     return scores.masked_fill(absent[:, None], -torch.inf)

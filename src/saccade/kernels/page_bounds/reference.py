@@ -5,8 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from saccade.kernels._gather import gather_tokens
-from saccade.kernels._pooling import grouped
+from saccade.kernels._gather import gather_tokens, grouped
 from saccade.kernels._stored_bounds import Stored
 from saccade.types import KVView, Pooling
 

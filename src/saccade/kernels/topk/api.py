@@ -14,11 +14,11 @@ from saccade.kernels._native import library
 from saccade.kernels._share import Share
 from saccade.kernels._triton import refusals
 from saccade.kernels.topk import native, reference
-from saccade.kernels.topk.sets import best_and_last, with_last
 
 Order = Literal["position", "score"]
 
 _WIDEST = 2**21 - 1  # the Triton kernels count three kinds of a row's entries in 63 bits
+_LAST = torch.iinfo(torch.int32).max
 
 
 def topk(
@@ -109,17 +109,28 @@ def topk_and_last(
     if chosen == "native":
         return native.topk(scores, lengths, k, last, unit, share, False)
     units = lengths if unit == 1 else (lengths + (unit - 1)).div(unit, rounding_mode="floor")
-    sizes = None if share is None else share.of_each(units)
     ends = units.clamp(max=last)
     others = units - ends
-    if k == 0:
-        none = scores.new_empty((*scores.shape[:2], 0), dtype=torch.int32)
-        return with_last(none, units.new_zeros(scores.shape[:2]), others, ends, last)
-    if sizes is None:
-        return with_last(*reference.topk(scores, others, k, "position"), others, ends, last)
     ids, counts = reference.topk(scores, others, k, "score")
-    take = counts.minimum((sizes - ends).clamp(min=0)[:, None])
-    return best_and_last(ids, take, others, ends, last)
+    if share is not None:
+        counts = counts.minimum((share.of_each(units) - ends).clamp(min=0)[:, None])
+    return best_and_last(ids, counts, others, ends, last)
+
+
+def best_and_last(ranked: Tensor, take: Tensor, first: Tensor, last: Tensor, width: int) -> tuple[Tensor, Tensor]:
+    """The sets of the first `take` `[B, G]` of each ranking `[B, G, R]` and of the units that end a row.
+
+    Those are `first .. first + last` (int32 `[B]` each, `last` at most `width`), behind all that is ranked.
+
+    Returns:
+        ids int32 `[B, G, R + width]` ascending, -1 after the count; counts int32 `[B, G]`.
+    """
+    slot = torch.arange(ranked.shape[-1] + width, dtype=torch.int32, device=ranked.device)
+    behind = slot - take[..., None]
+    ids = torch.nn.functional.pad(ranked, (0, width)).masked_fill(behind >= 0, _LAST).sort(dim=-1).values
+    merged = torch.where(behind < 0, ids, first[:, None, None] + behind)
+    total = take + last[:, None]
+    return torch.where(slot < total[..., None], merged, -1), total
 
 
 def _check(operation: str, scores: Tensor, lengths: Tensor) -> None:

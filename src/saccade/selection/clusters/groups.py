@@ -55,14 +55,6 @@ class Groups:
             },
         )
 
-    @classmethod
-    def touched(cls, settings: ClusterSettings, table: ChunkTable, new: Sequence[Intake], held: int) -> Groups:
-        """Those with chunks that are new, of as many as there is room for; the table has taken them in."""
-        slots, first, counts, number = touched(settings, table, new, held)
-        chunk = first[:, None] * settings.replant + torch.arange(number * settings.replant + 1, device=slots.device)
-        edges = table.edges.index_select(0, slots).gather(1, torch.minimum(chunk, counts[:, None]))
-        return cls.of(settings, slots, first, edges, counts)
-
     def repeated(self, numbers: Tensor, layers: int, heads: int) -> Tensor:
         """What is told of each group, `[n, G, ...]`, for L layers of H heads: `[L · n · H · G, ...]`."""
         return numbers[:, None].expand(layers, len(numbers), heads, *numbers.shape[1:]).flatten(0, 3)
@@ -70,8 +62,11 @@ class Groups:
 
 def touched(
     settings: ClusterSettings, table: ChunkTable, new: Sequence[Intake], held: int
-) -> tuple[Tensor, Tensor, Tensor, int]:
-    """Of each slot: which it is, the first group with new chunks and all its chunks, int64 `[n]`; how many groups."""
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """What `Groups.of` is told of those with new chunks, of as many as there is room for; the table has taken them in.
+
+    Of each slot: which it is, its first such group, the edges int32 `[n, G · S + 1]` from there on, all its chunks.
+    """
     size = settings.replant
     told = torch.tensor([(one.slot, one.kept) for one in new], device="cpu")
     slots, kept = told.to(table.edges.device, non_blocking=True).unbind(1)
@@ -82,4 +77,6 @@ def touched(
         number = max(int(((counts - 1).clamp(min=0) // size - first).max()) + 1, 1)
     number = min(number, held)
     # Beginning earlier makes the same once more.
-    return slots, first.clamp(max=held - number), counts, number
+    first = first.clamp(max=held - number)
+    chunk = first[:, None] * size + torch.arange(number * size + 1, device=slots.device)
+    return slots, first, table.edges.index_select(0, slots).gather(1, torch.minimum(chunk, counts[:, None])), counts

@@ -15,7 +15,7 @@ from ...kernels.chunk_keys.api import chunk_keys
 from ...text.table import ChunkTable
 from ...types import Intake, KVView, Rows, Selection
 from ..index import SlotSizes, Views
-from .groups import Groups
+from .groups import Groups, touched
 from .plant import plant
 from .search import cluster_search
 from .settings import ClusterSettings
@@ -53,8 +53,8 @@ class ClusterIndex:
     def take_in(self, new: Sequence[Intake], views: Views) -> None:
         self.table.take_in(new)
         # As much is planted of each slot as of the one that brings most.
-        touched, heads = self.settings.touched, self.trees.radii.shape[2]
-        for groups, some in groupby(sorted(new, key=touched), touched):
+        most, heads = self.settings.touched, self.trees.radii.shape[2]
+        for groups, some in groupby(sorted(new, key=most), most):
             alike = [*some]
             # So many slots together that the groups of a layer are not too many at once.
             together = max(TOGETHER // (min(groups, groups_of(self.trees, self.settings)) * heads), 1)
@@ -99,7 +99,7 @@ class ClusterIndex:
         first, kvs = self._numbers[views.layers[0]], [seen[layer] for layer in views.layers]
         last = self._numbers[views.layers[-1]]
         assert last - first == len(kvs) - 1, "layers are neighbours in the trees"
-        groups = Groups.touched(settings, self.table, new, groups_of(self.trees, settings))
+        groups = Groups.of(settings, *touched(settings, self.table, new, groups_of(self.trees, settings)))
         step = max(TOGETHER // (groups.numbers.numel() * self.trees.radii.shape[2]), 1)
         for start in range(0, len(kvs), step):
             some = kvs[start : start + step]

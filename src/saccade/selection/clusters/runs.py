@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from itertools import groupby
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -16,8 +16,7 @@ from .settings import ClusterSettings
 from .token_settings import TokenSettings
 
 
-@dataclass(frozen=True, slots=True)
-class Runs:
+class Runs(NamedTuple):
     """n groups.
 
     Attributes:
@@ -39,11 +38,8 @@ class Runs:
 
     def part(self, first: int, stop: int) -> Runs:
         """Some of them."""
-        some = slice(first, stop)
-        tensors = (self.slots, self.place, self.start, self.begin, self.end, self.made)
-        slots, place, start, begin, end, made = (held[some] for held in tensors)
-        owners = None if self.owners is None else self.owners[some]
-        return Runs(self.on_host[some], slots, place, start, begin, end, made, owners)
+        parts: list[Any] = [None if held is None else held[first:stop] for held in self]
+        return Runs(*parts)
 
 
 def token_runs(settings: TokenSettings, new: Sequence[Intake], device: torch.device) -> Iterator[tuple[int, Runs]]:
@@ -64,11 +60,11 @@ def token_runs(settings: TokenSettings, new: Sequence[Intake], device: torch.dev
 def chunk_runs(settings: ClusterSettings, table: ChunkTable, new: Sequence[Intake], held: int) -> Runs:
     """Groups with chunks that are new, of as many as there is room for; the table has taken them in."""
     size, device = settings.replant, table.edges.device
-    slots, first, counts, number = touched(settings, table, new, held)
+    slots, first, edges, counts = touched(settings, table, new, held)
+    number = (edges.shape[1] - 1) // size
     numbers = (first[:, None] + torch.arange(number, device=device)).flatten()
     slots, counts = slots.repeat_interleave(number), counts.repeat_interleave(number)
-    chunk = torch.minimum(numbers[:, None] * size + torch.arange(size + 1, device=device), counts[:, None])
-    edges = table.edges.index_select(0, slots).gather(1, chunk).long()
+    edges = edges.long().unfold(1, size + 1, size).flatten(0, 1)
     begin, end = edges[:, 0].contiguous(), edges[:, -1].contiguous()
     position = begin[:, None] + torch.arange(settings.tokens, device=device)
     owners = torch.searchsorted(edges[:, 1:].contiguous(), position, right=True).where(position < end[:, None], size)

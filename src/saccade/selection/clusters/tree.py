@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from dataclasses import fields, replace
 
 import torch
@@ -14,9 +13,6 @@ from ..index import KeySizes
 from .groups import Groups
 from .settings import ClusterSettings
 
-_PLACES = {"unit": "units", "members": "chunks"}
-"""By the first word of a tensor's name, what it has places for; the others have some for clusters."""
-
 _COUNTED = {"members": "chunks", "offsets": "chunks", "numbers": "clusters", "unit_offsets": "clusters"}
 """What a tensor's numbers are numbers of."""
 
@@ -27,7 +23,8 @@ def empty_trees(
     settings: ClusterSettings, keys: KeySizes, layers: int, edges: Tensor, ends: Tensor, groups: int = 1
 ) -> ClusterTree:
     """Trees of so many layers, `[L, R, H, ...]`, with room for so many groups of every slot, and nothing in them."""
-    units, clusters, chunks = (groups * places for places in _sizes(settings).values())
+    clusters, chunks = groups * settings.clusters, groups * settings.replant
+    units = groups * settings.units(settings.clusters)
 
     def zeros(*sizes: int, dtype: torch.dtype = torch.int32) -> Tensor:
         return torch.zeros((layers, len(ends), keys.heads, *sizes), dtype=dtype, device=keys.device)
@@ -64,10 +61,11 @@ def groups_of(trees: ClusterTree, settings: ClusterSettings) -> int:
 
 def arranged(trees: ClusterTree, settings: ClusterSettings, slots: Tensor, groups: int) -> ClusterTree:
     """Slot `i` is what slot `slots[i]` was (int64 `[S']`), empty if there was none, with room for so many groups."""
-    more, moved = max(groups - groups_of(trees, settings), 0), {}
+    have, moved = groups_of(trees, settings), {}
     for name, tensor in own(trees).items():
         inner = (0, 0) * (tensor.dim() - 4)
-        wider = pad(tensor, (*inner, 0, more * _places(name, settings), 0, 0, 0, 1))
+        places = (tensor.shape[3] - ("offsets" in name)) // have
+        wider = pad(tensor, (*inner, 0, max(groups - have, 0) * places, 0, 0, 0, 1))
         moved[name] = wider.index_select(1, slots)
     return replace(trees, **moved)
 
@@ -77,10 +75,11 @@ def write(trees: ClusterTree, first: int, settings: ClusterSettings, planted: Pl
     slots, (count, width), heads = groups.slots, groups.numbers.shape, trees.radii.shape[2]
     for field in fields(planted):
         name, values = field.name, getattr(planted, field.name).unflatten(0, (-1, count, heads, width))
-        counted = _COUNTED.get(name)
+        counted, places = _COUNTED.get(name), values.shape[4]
         if counted is not None:
             # Numbers inside of a group become numbers of the slot.
-            values = values + groups.numbers[:, None, :, None] * _sizes(settings)[counted]
+            each = settings.replant if counted == "chunks" else settings.clusters
+            values = values + groups.numbers[:, None, :, None] * each
         if name == "members":
             # Absent ones are read, though not taken: they must be numbers of chunks.
             values = torch.minimum(values, (groups.totals["chunks"] - 1).clamp(min=0)[:, None, None, None])
@@ -88,8 +87,7 @@ def write(trees: ClusterTree, first: int, settings: ClusterSettings, planted: Pl
         if counted is not None and "offsets" in name:
             # Where the last of a group ends, the first of the next one begins; of the last group the slot ends.
             values = torch.minimum(pad(values, (0, 1), value=_BEYOND), groups.totals[counted][:, None, None])
-        target, places = getattr(trees, name)[first : first + len(values)], _places(name, settings)
-        put(target, values, slots, groups.numbers[:, 0] * places)
+        put(getattr(trees, name)[first : first + len(values)], values, slots, groups.numbers[:, 0] * places)
 
 
 def put(target: Tensor, values: Tensor, slots: Tensor, start: Tensor) -> None:
@@ -103,15 +101,3 @@ def put(target: Tensor, values: Tensor, slots: Tensor, start: Tensor) -> None:
     head = torch.arange(target.shape[2], device=target.device)[:, None]
     at = (start[:, None] + torch.arange(width, device=target.device))[:, None]
     target[:, slots[:, None, None], head, at] = values.to(target.dtype)
-
-
-@functools.cache
-def _sizes(settings: ClusterSettings) -> dict[str, int]:
-    """Units, clusters and chunks of a group."""
-    clusters = settings.clusters
-    return {"units": settings.units(clusters), "clusters": clusters, "chunks": settings.replant}
-
-
-def _places(name: str, settings: ClusterSettings) -> int:
-    """How many entries of a tensor belong to a group."""
-    return _sizes(settings)[_PLACES.get(name.partition("_")[0], "clusters")]

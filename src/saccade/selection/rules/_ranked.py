@@ -9,8 +9,7 @@ import torch
 from torch import Tensor
 
 from ...errors import PolicyError
-from ...kernels.topk.api import topk
-from ...kernels.topk.sets import best_and_last
+from ...kernels.topk.api import best_and_last, topk
 from ...types import Rows, Selection, sum_dtype
 from .framed import FrameableRule
 

@@ -11,8 +11,7 @@ import torch
 from torch import Tensor
 
 from ...errors import PolicyError
-from ...kernels.rank_union.api import framed_rank_union
-from ...kernels.rank_union.sets import framed
+from ...kernels.rank_union.api import framed, framed_rank_union
 from ...kernels.topk.api import topk
 from ...types import Rows, Selection
 from ..selector import Rule

@@ -27,7 +27,12 @@ def missing(args: Namespace) -> Iterator[str]:
     if args.enable_auto_tool_choice and not args.tool_parser_plugin:
         wanted += [("--tool-call-parser", args.tool_call_parser)]
     for flag, name in wanted:
-        if isinstance(name, str) and (found := _failing(flag, name)):
+        if not isinstance(name, str):
+            continue
+        try:
+            _find(flag, name)
+        except Exception as error:
+            found = " ".join(str(error).split()) or type(error).__name__
             yield f"{flag} {name} names nothing that can be used: {found}"
 
 
@@ -37,16 +42,8 @@ def _lacks(told: str) -> bool:
     return path and not Path(told).expanduser().is_dir()
 
 
-def _failing(flag: str, name: str) -> str | None:
-    """What importing a name says against it."""
-    try:
-        _find(flag, name)
-    except Exception as error:
-        return " ".join(str(error).split()) or type(error).__name__
-    return None
-
-
 def _find(flag: str, name: str) -> None:
+    """Import what a name stands for; what is raised says what is against it."""
     if flag == "--tool-call-parser":
         from vllm.tool_parsers import ToolParserManager
 

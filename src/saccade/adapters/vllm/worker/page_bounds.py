@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
+from ....decode.indexes import Indexes
 from ....kernels.page_bounds.api import update_page_bounds
 from ....selection.scorers.page_bounds import PageBounds
 from ....types import KVView
@@ -59,25 +60,18 @@ class BlockBounds:
         )
 
 
-class PagedIndexes:
-    """The indexes of all requests, by layer: up to date since the keys were written."""
-
-    build_seconds = 0.0
+class PagedIndexes(Indexes):
+    """The indexes of all requests, by layer: up to date since the keys were written; bounds lie with their blocks."""
 
     def __init__(self) -> None:
+        super().__init__()
         self.layers: dict[int, BlockBounds] = {}
-
-    def begin(self, past: int, clean: int) -> None:
-        """Nothing to forget: bounds are recomputed with the keys that they bound."""
 
     def of(self, layer: int, kv: KVView) -> PageBounds | None:
         bounds = self.layers.get(layer)
         if bounds is None:
             return None
         return PageBounds(bounds.lower, bounds.upper, bounds.page, table=kv.rows.page_table)
-
-    def permute(self, rows: Tensor) -> None:
-        """Nothing to move: bounds lie with their blocks, and rows bring their block tables."""
 
     @property
     def nbytes(self) -> int:

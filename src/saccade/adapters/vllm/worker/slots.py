@@ -47,7 +47,7 @@ class SlotMemory:
 
 
 class RequestSlots(Slots):
-    """The index of all requests of a worker.
+    """The index of all requests of a worker, which stay in their slots.
 
     Args:
         plan: whose selector makes it.
@@ -57,8 +57,6 @@ class RequestSlots(Slots):
         index: in memory that was set aside for so many `requests`, which captured steps of at most so many `rows`
             search; None: it is made when it is needed, grows, and gives all room back when the last has left.
     """
-
-    build_seconds = 0.0
 
     def __init__(
         self,
@@ -74,12 +72,6 @@ class RequestSlots(Slots):
         self._phase, self._requests, self._view = phase, text, view
         self._free, self._warm, self._most = [*range(requests)], index is None, rows
         self._placed, self._places = list[int](), torch.empty(0, device="cpu")
-
-    def begin(self, past: int, clean: int) -> None:
-        """Nothing to forget: every step says what it writes."""
-
-    def permute(self, rows: Tensor) -> None:
-        """Nothing to move: requests stay in their slots."""
 
     def enter(self) -> int:
         """The lowest slot that nobody has, empty; one more if all are taken."""
