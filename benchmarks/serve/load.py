@@ -58,7 +58,7 @@ class Served:
         requests, tokens: answered, and generated.
         prompt_tokens, cached_tokens: of those requests' prompts, and what the prefix cache held of them.
         firsts: from asking to the first token.
-        gaps: between two tokens of a request.
+        gaps: between two steps that brought a request tokens.
     """
 
     seconds: float = 0.0

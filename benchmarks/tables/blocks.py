@@ -108,6 +108,8 @@ BLOCKS: Mapping[str, Made] = {
     "serve-h200-large": _speed("serve_h200_large"),
     "serve-h200-cluster": _speed("serve_h200_cluster"),
     "serve-h200-lossless": _speed("serve_h200_lossless"),
+    "serve-h200-adaptive": _speed("serve_h200_adaptive"),
+    "serve-h200-rejected": _speed("serve_h200_rejected"),
     "serve-h200-qwen3": _speed("serve_h200_qwen3"),
     "serve-h200-fp8": _speed("serve_h200_fp8"),
     "serve-h200-gemma3": _speed("serve_h200_gemma3"),
@@ -124,7 +126,7 @@ BLOCKS: Mapping[str, Made] = {
     ),
     **{
         name.replace("_", "-"): Made(partial(serving.load, file=name), name, "python -m benchmarks serve")
-        for name in ("serve_clients_h200", "serve_clients_cold_h200", "serve_clients_long_h200")
+        for name in (f"serve_clients_{of}h200" for of in ("", "cold_", "long_", "drafts_"))
     },
     "passes": Made(partial(decoding.passes, command=_PASSES, file="passes_h200"), "passes_h200", _PASSES),
     "decode-cpu": Made(partial(decoding.steps, command=_DECODE), "decode_cpu", _DECODE),

@@ -95,11 +95,13 @@ def load(results: Results, file: str, command: str | None = None) -> list[str]:
         cells = [f"{row['requests_per_second']:.3f}{over}", f"{row['tokens_per_second']:.1f}"]
         cells += [f"{row['first_ms'] / 1e3:.1f}", f"{row['first_ms_p99'] / 1e3:.1f}"]
         cells += [f"{row['next_ms']:.0f}", f"{row['next_ms_p99']:.0f}", f"{row['firsts']}, {row['gaps']}"]
+        of_row = row.get("row_tokens_per_second")
+        cells += [] if of_row is None else [f"{of_row:.1f}"]
         body.append([str(row["clients"]), names[row["policy"]], *cells])
         if row["void"] and row["policy"] == "stock":
             void.append(f"{row['clients']} ({row['drift']:+.1%})")
     head = ["clients", "", "requests per s", "tokens per s", "first token, s", "p99", "between tokens, ms", "p99", "n"]
-    lines = table(head, body)
+    lines = table([*head, "tokens per s of a row"][: len(body[0])], body)
     if void:
         lines += ["", f"Stock's two runs differ too much for a comparison at clients: {', '.join(void)}."]
     lines += [line for note in results["notes"] for line in ("", f"{note[0].upper()}{note[1:]}.")]

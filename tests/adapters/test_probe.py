@@ -198,7 +198,12 @@ def test_what_is_measured(model: Any, kind: Kind, most: int, walk: int, monkeypa
     assert told.equal.tolist() == wanted["equal"]
     assert told.key.tolist() == wanted["key"]
     assert 0 < sum(wanted["key"]) < TOLD and max(wanted["divergence"]) > 0.01, "or nothing is shown"
-    alone = Probe(model, [PASSAGE], keys_alone=True, **asked).measure(Policy.from_spec(POLICY), walk=walk)[0][kind]
+    keys = Probe(model, [PASSAGE], keys_alone=True, **asked)
+    alone, few = (keys.measure(Policy.from_spec(POLICY), walk=walk, every=every)[0] for every in (1, 2))
+    if walk == 1:
+        values = [torch.cat([one[kind].divergence for kind in KINDS]) for one in (alone, few)]
+        assert values[1].tolist() == pytest.approx(values[0][::2].tolist(), abs=1e-5)
+    alone = alone[kind]
     assert alone.key.all()
     assert alone.divergence.tolist() == pytest.approx(told.divergence[told.key].tolist(), abs=1e-5)
 
@@ -262,6 +267,8 @@ def test_rows_leave_once_half_of_a_batch_is_at_its_end() -> None:
             still = [row for row in going if last[row] >= step]
             going = still if 2 * len(still) <= len(going) else going
         assert [going for going, steps in stretches for _ in steps] == wanted
+        few = Probe._stretches(cast(Any, SimpleNamespace(_walks=walks, _few=8)), [*range(len(walks))])
+        assert [*few] == [([*range(len(walks))], range(max(last) + 1))], "of few rows none leaves before all"
 
 
 def test_what_a_graph_cannot_hold() -> None:

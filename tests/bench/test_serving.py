@@ -259,6 +259,26 @@ def _on_cuda(monkeypatch: pytest.MonkeyPatch, clocked: None) -> None:
 
 
 @pytest.mark.usefixtures("_on_cuda")
+def test_a_device_that_is_too_small_is_refused_before_an_engine_starts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By hand: 135 million weights of 2 bytes, and 30 layers of 3 heads with two times 64 numbers of 2 bytes."""
+    job = checked(device="cuda", points=["8192x1"], memory=0.5)
+    token, weights = 30 * 3 * 2 * 64 * 2, 134_515_008 * 2
+    rows = -(-job.longest // 32) * 32 * token
+    for free, words in (
+        (weights + rows - token, f"rows of {rows // token - 32:,} tokens fit"),
+        (weights + 32 * token, "rows of 32 tokens fit"),
+        (weights - token, "no row fits"),
+    ):
+        monkeypatch.setattr(engines, "free_memory", lambda device, free=free: 2 * free)
+        with pytest.raises(SaccadeError, match=words) as refused:
+            job.run(lambda unit, results: None)
+        assert "\n" not in str(refused.value) and "0.3 GB of weights" in str(refused.value)
+    assert not Clocked.started
+    monkeypatch.setattr(engines, "free_memory", lambda device: 2 * (weights + rows))
+    assert job.run(lambda unit, results: None)["rows"]
+
+
+@pytest.mark.usefixtures("_on_cuda")
 def test_a_token_of_drafts_takes_its_share_of_a_cycle(monkeypatch: pytest.MonkeyPatch, fails: Fails) -> None:
     costs = Mock(wraps=serving.cost_of)
     monkeypatch.setattr(serving, "cost_of", costs)

@@ -28,7 +28,9 @@ class Device:
     Drafts are made behind the step that asks for them. Of a step scheduled ahead the result is read before they are.
     """
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch, *, kept: int, dense: float, sparse: float, ahead: bool) -> None:
+    def __init__(
+        self, monkeypatch: pytest.MonkeyPatch, *, kept: int, dense: float, sparse: float, ahead: bool, budget: int = 16
+    ) -> None:
         monkeypatch.setattr("vllm.config.vllm.HAS_TRITON", True)
         monkeypatch.setattr("saccade.adapters.vllm.scheduler.adaptive.perf_counter", lambda: self.now)
         self.now, self.kept, self.dense, self.sparse, self.ahead = 0.0, kept, dense, sparse, ahead
@@ -53,7 +55,8 @@ class Device:
         monkeypatch.setattr(DraftLength, "stood", judged)
         settings: dict[str, Any] = {"max_model_len": 4096, "scheduler_cls": ADAPTIVE, "worker_cls": WORKER}
         settings |= {"speculative_config": speculation(str(model_path()), 8), "max_num_batched_tokens": 256}
-        self.engine = Engine(POLICY, blocks=4200, v2=True, ahead=ahead, **settings)
+        self.budget, policy = budget, f"quest:budget={budget},rectify=8:verify"
+        self.engine = Engine(policy, blocks=4200, v2=True, ahead=ahead, **settings)
         self._under_way = deque[Any]()
 
     def cost(self, length: int) -> float:
@@ -68,7 +71,11 @@ class Device:
             if output.num_scheduled_tokens:
                 self.chosen.append(output.num_spec_tokens_to_schedule)
             through = [not scheduler.requests[name].is_prefill_chunk for name in output.num_scheduled_tokens]
-            assert (self.asked or [0]) == [sum(through)], "of those in a prompt nothing is drafted"
+            lengths = [scheduler.requests[name].num_computed_tokens for name in output.num_scheduled_tokens]
+            longest = max((length for length, one in zip(lengths, through, strict=True) if one), default=0)
+            drafting = sum(through) * (longest > self.budget)
+            assert (self.asked or [0]) == [drafting], "of those in a prompt nothing is drafted, nor of what is covered"
+            assert drafting or not any(through) or output.num_spec_tokens_to_schedule == 0
             self.asked.clear()
             if len(self._under_way) > self.ahead:
                 self._finish(self._under_way.popleft())
@@ -117,6 +124,17 @@ def test_nothing_is_drafted_where_it_does_not_pay(ahead: bool, monkeypatch: pyte
     device.engine.add("first", prompt(2000), 500)
     device.steps(400)
     assert Counter(device.chosen)[0] > 370 and {*device.chosen} == {0, 1}
+
+
+@pytest.mark.parametrize("ahead", [False, True], ids=["", "ahead"])
+def test_nothing_is_drafted_while_the_budget_covers_all_rows(ahead: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    device = Device(monkeypatch, kept=7, dense=20.0, sparse=7.0, ahead=ahead, budget=512)
+    device.engine.add("first", prompt(200), 1000)
+    device.engine.add("second", prompt(100, 3000), 1000)
+    device.steps(312)
+    assert {*device.chosen} == {0} == {length for length, *_ in device.timed}
+    device.steps(80)
+    assert Counter(device.chosen)[7] > 40
 
 
 def test_whoever_names_the_scheduler_has_drafts() -> None:

@@ -79,7 +79,7 @@ def test_a_layer_is_found_kept_and_served_with(
     assert kept.name == f"{ModelSource.locate(folder).decoder().weights}-tidal-budget=64.json"
     recipe = Recipe.read(kept)
     layers = recipe.reselect
-    about = recipe.found["calibrate layers"]
+    about = recipe.found["calibrate layers --policy tidal"]
     assert (about["budgets"], about["passages"], about["texts"]) == ([64], 2, str(texts))
     assert (about["context"], about["dtype"]) == (4096, "float32")
     assert layers is not None and "64" in told.out, "it shows its table"

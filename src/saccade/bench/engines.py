@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, ClassVar, Generic, TypeVar
 
 import torch
+from transformers import AutoModelForCausalLM
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
 from ..adapters.vllm.cache_dtype import VALID, number_type
@@ -77,7 +78,9 @@ class EngineSettings(PolicySettings):
         if self.rectify_together and all(policy.rectify is None for policy in timed):
             raise SaccadeError("rectify-together: none of these policies has dense passes")
         if self.draft_rate is not None and not any(ServeOptions(policy).drafts for policy in timed):
-            raise SaccadeError(f"draft-rate={self.draft_rate} is valid only beside drafts: rectify=8:verify")
+            raise SaccadeError(
+                f"draft-rate={self.draft_rate} is valid only beside drafts: rectify=8:verify, or --drafts 8"
+            )
         if self.draft_rate is not None and not 0 <= self.draft_rate <= 1:
             raise SaccadeError(f"draft-rate={self.draft_rate} is not valid: from 0 to 1, such as 0.97")
         return block, {STOCK: None, **{str(policy): policy for policy in timed}}, notes
@@ -161,6 +164,7 @@ class EngineJob(GridJob, Generic[AnyPoint]):
         if before is not None and before.get("settings") != told:
             raise SaccadeError("the results to go on with are of other settings; give another --json, or no --resume")
         prepare_process(served=self.grid.served)
+        self._refuse_small_device()
         # Where files lie on this machine is no part of what was run.
         given = [Path(word).name if Path(word).is_absolute() else word for word in sys.argv[1:]]
         command = shlex.join([*self.program, *given])
@@ -186,6 +190,26 @@ class EngineJob(GridJob, Generic[AnyPoint]):
                     results["rows"] = [asdict(row) for row in rows]
                     on_unit(done, results)
         return results
+
+    def _refuse_small_device(self) -> None:
+        """Raise a SaccadeError if weights and a row at its longest do not fit; vLLM says so after minutes."""
+        grid, free = self.grid, free_memory(self.grid.device) if self.grid.served else None
+        if free is None:
+            return
+        room = int(self.settings.memory * free) * self.settings.tensor_parallel
+        with torch.device("meta"):
+            model = AutoModelForCausalLM.from_config(grid.config)
+        weights = sum(parameter.numel() for parameter in model.parameters()) * grid.dtype.itemsize
+        block = self.block * grid.shape.token_bytes(self.itemsize)
+        wanted, most = self.blocks_of(self.longest, 1), (room - weights) // block
+        if wanted <= most:
+            return
+        rows = self.block * (most - wanted + -(-self.longest // self.block))
+        fits = f"rows of {rows:,} tokens fit" if rows > 0 else "no row fits"
+        raise SaccadeError(
+            f"{grid.name}: {weights / 1e9:.1f} GB of weights and {wanted * block / 1e9:.1f} GB of a row of "
+            f"{self.longest:,} tokens are more than memory={self.settings.memory:g} of {free / 1e9:.1f} GB: {fits}"
+        )
 
     def _group(
         self, group: Sequence[str], points: Sequence[AnyPoint], settings: dict[str, Any], results: dict[str, Any]

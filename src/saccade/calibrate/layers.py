@@ -133,7 +133,9 @@ class LayerSearch:
             known = replace(known, policy=Policy.from_spec(kept.spec))
         found = {name: results[name] for name in ("policy", "budgets", "passages", "keys", "second", "margin", "notes")}
         scores = {one.spec: {"merit": one.merit, "interval": one.interval()} for one in tried[chosen].last}
-        self.target.write_recipe("calibrate layers", known, {**found, "texts": self.texts.name}, scores)
+        self.target.write_recipe(
+            f"calibrate layers --policy {method}", known, {**found, "texts": self.texts.name}, scores
+        )
         return written
 
     def _asked(self, model: Any, specs: Sequence[str], advance: Callable[[str], None]) -> dict[str, Outcome]:

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass
-from itertools import islice
 from pathlib import Path
 from pydoc_data.topics import topics
 from typing import Any
@@ -22,14 +21,15 @@ from ...recipes.kept import keep, with_layers
 from ...recipes.recipe import Recipe
 from ...types import ModelShape
 from .call import Callers
-from .probe import FINALISTS, KINDS, TIMES, WALK, Passage, Probe
+from .probe import FINALISTS, KINDS, TIMES, WALK, Passage, Probe, texts_that_fit
 
 logger = logging.getLogger("saccade")
 
 LEAST, SURE = 4096, 3
 """Tokens of a prompt that is looked at; standard errors by which the better of two is clear."""
 MOST, MOST_ON_CPU = 4, 2
-"""Passages that are read. A GPU takes about as long for all; two take a CPU a fifth of a prompt of 16K."""
+"""Passages that are read: a GPU takes about as long for all. A CPU also takes one step of half of the key tokens alone,
+and steps in a row of one layer less (`docs/log.md`)."""
 
 Losses = dict[tuple[int, ...], Tensor]
 """By layers, KL of every key token over the number of its kind, float64 `[keys]`; the best first."""
@@ -62,10 +62,6 @@ class Finding:
         return max(LEAST, self.length)
 
     @property
-    def _most(self) -> int:
-        return MOST_ON_CPU if self.model.device.type == "cpu" else MOST
-
-    @property
     def note(self) -> str:
         """What whoever attaches the policy should know."""
         until = f"the probe has found one, on a prompt of {self.least:,} tokens"
@@ -83,7 +79,7 @@ class Finding:
         plain = {"prompt": None, "decoding": False, "starts": None, "purpose": "plain", "ending": None, "text": None}
         try:
             with self.callers.knowing(**plain):
-                losses = self._losses([*islice(self._passages(tokens.tolist()), self._most)])
+                losses = self._losses(self._passages(tokens.tolist()))
         except torch.OutOfMemoryError as error:
             logger.warning("probe: %s; it decodes densely until the next long prompt", str(error).partition("\n")[0])
             return False
@@ -109,32 +105,30 @@ class Finding:
         layers = tuple(self.found.options.model_dump()["reselect"])
         return Recipe(self.shape, self.found, layers, found={"sparsify": self.about})
 
-    def _passages(self, tokens: list[int]) -> Iterator[Passage]:
+    def _passages(self, tokens: list[int]) -> list[Passage]:
         """Of the prompt and, where there is a tokenizer, of Python's reference in turn, from their ends."""
-        texts = [tokens]
+        most, texts, step = MOST_ON_CPU, [tokens], self.length - 1
+        if self.model.device.type != "cpu":
+            most = min(MOST, max(texts_that_fit(self.model, self.length), MOST_ON_CPU))
         if self.tokenizer is not None:
-            reference = "\n\n".join(topics.values())[: 8 * self.length * self._most]
+            reference = "\n\n".join(topics.values())[: 8 * self.length * most]
             texts.append(self.tokenizer(reference, verbose=False)["input_ids"])
-        step = self.length - 1
-        for number in range(self._most):
-            for text in texts:
-                if len(text) > (number + 1) * step:
-                    stop = len(text) - number * step
-                    yield Passage((text[0], *text[stop - step : stop]), start=1)
+        ends = [(text, len(text) - number * step) for number in range(most) for text in texts]
+        return [Passage((text[0], *text[stop - step : stop]), start=1) for text, stop in ends if stop > step][:most]
 
     def _losses(self, passages: list[Passage]) -> Losses:
         """Of the finalists, who are best by one step, what steps in a row lose behind these passages."""
-        probe = Probe(self.model, passages, keys_alone=True, attach=None)
+        probe, on_cpu = Probe(self.model, passages, keys_alone=True, attach=None), self.model.device.type == "cpu"
         tried: Iterable[tuple[int, ...]] = candidates(self.shape, int(self.policy.options.model_dump()["dense_layers"]))
         losses: Losses = {}
-        for walk in (1, WALK):
-            losses = {one: self._lost(probe, one, walk) for one in tried}
+        for walk, every in ((1, 1 + on_cpu), (WALK, 1)):
+            losses = {one: self._lost(probe, one, walk, every) for one in tried}
             losses = dict(sorted(losses.items(), key=lambda item: float(item[1].sum())))
-            tried = [*losses][:FINALISTS]
+            tried = [*losses][: FINALISTS - on_cpu]
         return losses
 
-    def _lost(self, probe: Probe, layers: tuple[int, ...], walk: int) -> Tensor:
-        told = probe.measure(with_layers(self.policy, layers), walk=walk)
+    def _lost(self, probe: Probe, layers: tuple[int, ...], walk: int, every: int) -> Tensor:
+        told = probe.measure(with_layers(self.policy, layers), walk=walk, every=every)
         kinds = (torch.cat([text[kind].divergence for text in told]) for kind in KINDS)
         return torch.cat([kind / max(len(kind), 1) for kind in kinds])
 

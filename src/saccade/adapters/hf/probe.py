@@ -175,14 +175,17 @@ class Probe:
         self._few = FEW if model.device.type == "cuda" else 0
         self._most = max(_LOGITS // model.get_input_embeddings().weight.shape[0], 1)
 
-    def measure(self, policy: Policy, tokenizer: Any = None, *, walk: int = 1) -> list[dict[Kind, Told]]:
+    def measure(
+        self, policy: Policy, tokenizer: Any = None, *, walk: int = 1, every: int = 1
+    ) -> list[dict[Kind, Told]]:
         """What a policy makes of the tokens told, of each text by kind, where rows take `walk` steps.
 
-        Its rectification is left out. As many rows step at once as there is memory for.
+        Of these rows one in `every` is measured. The policy's rectification is left out. As many rows step at once as
+        there is memory for.
         """
         while True:
             try:
-                return self._measured(policy, tokenizer, walk)
+                return self._measured(policy, tokenizer, walk, every)
             except torch.OutOfMemoryError:
                 most = min(self._most, sum(one.steps == walk for one in self._walks)) // 2
                 if most == 0 or self._rows is None:
@@ -190,10 +193,10 @@ class Probe:
             logger.warning("probe: out of memory, so %d tokens are told at once", most)
             self._most = most
 
-    def _measured(self, policy: Policy, tokenizer: Any, walk: int) -> list[dict[Kind, Told]]:
+    def _measured(self, policy: Policy, tokenizer: Any, walk: int, every: int) -> list[dict[Kind, Told]]:
         self._read_densely(walk)
         places, found = list[Place](), list[Tensor]()
-        for here, logits in self._steps(policy, tokenizer, walk):
+        for here, logits in self._steps(policy, tokenizer, walk, every):
             dense = torch.stack([self._dense[place] for place in here])
             wanted = [self._passages[text].told(kind)[place] for text, kind, place in here]
             reference, said = (one.float().log_softmax(-1) for one in (dense, logits))
@@ -223,13 +226,13 @@ class Probe:
         for here, logits in self._steps(Policy.from_spec("dense"), None, shortest):
             self._dense |= dict(zip(here, logits, strict=True))
 
-    def _steps(self, policy: Policy, tokenizer: Any, walk: int) -> Iterator[tuple[list[Place], Tensor]]:
+    def _steps(self, policy: Policy, tokenizer: Any, walk: int, every: int = 1) -> Iterator[tuple[list[Place], Tensor]]:
         """What is measured, and logits `[n, V]` behind it: some of it after the other, in the same order always."""
         if self._rows is None:
-            yield from self._separate_steps(policy, tokenizer, walk)
+            yield from self._separate_steps(policy, tokenizer, walk, every)
             return
         rows, walks = self._rows, self._walks
-        asked = [row for row, one in enumerate(walks) if one.steps == walk]
+        asked = [row for row, one in enumerate(walks) if one.steps == walk][::every]
         rows.plan = clean(policy).plan(shape_of(self._model.config))
         reads = rows.plan.reads_text and tokenizer is not None
         rows.levels = delimiter_table(tokenizer, rows.plan.codes) if reads else None
@@ -282,10 +285,12 @@ class Probe:
         return rows.ids.device.type == "cuda" and not (asks or rows.plan.owns_index or rows.plan.bounds_page)
 
     @torch.no_grad()
-    def _separate_steps(self, policy: Policy, tokenizer: Any, walk: int) -> Iterator[tuple[list[Place], Tensor]]:
+    def _separate_steps(
+        self, policy: Policy, tokenizer: Any, walk: int, every: int
+    ) -> Iterator[tuple[list[Place], Tensor]]:
         """The same, a call for each."""
         device = self._model.device
-        for one in (row for row in self._walks if row.steps == walk):
+        for one in [row for row in self._walks if row.steps == walk][::every]:
             assert self._attach is not None, "layers of other kinds are not probed on a prompt"
             passage, held = self._passages[one.text], copy.deepcopy(self._caches[one.text])
             fed = passage.fed(one.kind)

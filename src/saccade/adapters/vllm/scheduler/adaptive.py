@@ -11,6 +11,7 @@ from vllm.v1.core.sched.scheduler import Scheduler
 
 from ....errors import ServingError
 from .. import metrics
+from ..checks import plan_of
 from ..lossless import ADAPTIVE, lengths
 from ..options import ServeOptions
 from .draft_length import DraftLength
@@ -36,6 +37,7 @@ class AdaptiveScheduler(Scheduler):
         if options is None or not options.drafts:
             raise ServingError(f"--scheduler-cls {ADAPTIVE} needs a policy with rectify=8:verify")
         self.draft_length = DraftLength(lengths(options.drafts))
+        self._plan = plan_of(vllm_config, options)
         self._since = perf_counter()
         super().__init__(vllm_config, *args, **kwargs)
 
@@ -48,8 +50,10 @@ class AdaptiveScheduler(Scheduler):
             if length >= request.num_tokens + request.num_output_placeholders:
                 reached.append(length)
         if reached:
+            # Drafts that attend to everything are no cheaper than the steps that they stand for.
+            covered = self._plan.covers(max(reached))
             # What vLLM has chosen by the size of the batch was to capture all lengths.
-            chosen = self.draft_length.next(len(reached), sum(reached))
+            chosen = 0 if covered else self.draft_length.next(len(reached), sum(reached))
             scheduler_output.num_spec_tokens_to_schedule = chosen
             metrics.count("cycles", 1, str(chosen))
         super()._update_after_schedule(scheduler_output)
