@@ -274,8 +274,9 @@ def test_a_tuned_policy_stays(
     assert ("tidal" in recipe.layers, recipe.roles is None) == (command == "layers", command != "heads")
     assert recipe.reselect == (recipe.layers.get("tidal") if listed is None else listed)
     assert {name: own for name, own in recipe.layers.items() if name != "tidal"} == earlier.layers
-    assert set(recipe.found) == {"tune", f"calibrate {command}"}
-    assert set(recipe.scores) == {*earlier.scores, f"calibrate {command}"}
+    written = "calibrate layers --policy tidal" if command == "layers" else f"calibrate {command}"
+    assert set(recipe.found) == {"tune", written}
+    assert set(recipe.scores) == {*earlier.scores, written}
     if tuned:
         assert recipe.tuned and recipe.policy == policy
         assert "policy quest:budget=16, found by saccade tune" in said
