@@ -49,7 +49,7 @@ ALLOWANCES: tuple[tuple[str, int, int], ...] = (
     ("words by hand, the log left out", 600, 49),
     ("lines of tests", 248, 50),
     ("cases of make test and make walk", 11, 50),
-    ("words by hand, the log left out", 115, 50),
+    ("words by hand, the log left out", 130, 50),
     ("lines of claims", 122, 52),
     ("lines of benchmarks", 363, 52),
     ("lines of benchmarks", 146, 52),
