@@ -47,6 +47,7 @@ ALLOWANCES: tuple[tuple[str, int, int], ...] = (
     ("lines of tests", 330, 49),
     ("cases of make test and make walk", 10, 49),
     ("words by hand, the log left out", 600, 49),
+    ("lines of Python in src", 17, 50),
     ("lines of tests", 248, 50),
     ("cases of make test and make walk", 11, 50),
     ("words by hand, the log left out", 130, 50),

@@ -23,8 +23,6 @@ from .huge_pages import long_lived
 from .session import Session, lasting
 from .window import RewindingWindow
 
-FED = "_saccade_fed"
-"""The attribute in which `tell` says something of a cache."""
 MINIMUM_GROWTH = 256
 _KEEPS_NOTHING: Any = getattr(cache_utils, "DummyLayer", ())
 
@@ -191,6 +189,7 @@ class IndexedStaticLayer(StaticLayer):
 
 # Of layers that a policy concerns no window is narrower than the model's positions, so these hold everything too.
 _WINDOWED = (DynamicSlidingWindowLayer, StaticSlidingWindowLayer)
+_FED = "_saccade_fed"
 _ADOPTED = (DynamicLayer, RoomyLayer, GrowingLayer, StaticLayer, IndexedStaticLayer, *_WINDOWED)
 
 
@@ -257,7 +256,13 @@ def _first(cache: Any) -> GrowingLayer | IndexedStaticLayer | None:
 
 def tell(cache: Any, ids: Tensor) -> None:
     """Say which tokens `[B, n]` a cache was filled with before a policy was attached; indexes of text read them."""
-    setattr(cache, FED, ids)
+    setattr(cache, _FED, ids)
+
+
+def told(cache: Any) -> Tensor | None:
+    """What `tell` has said of a cache."""
+    ids: Tensor | None = getattr(cache, _FED, None)
+    return ids
 
 
 def keeping_of(cache: Any) -> list[Any]:

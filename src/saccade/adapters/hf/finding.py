@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from pydoc_data.topics import topics
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -27,9 +27,18 @@ logger = logging.getLogger("saccade")
 
 LEAST, SURE = 4096, 3
 """Tokens of a prompt that is looked at; standard errors by which the better of two is clear."""
-MOST, MOST_ON_CPU = 4, 2
-"""Passages that are read: a GPU takes about as long for all. A CPU also takes one step of half of the key tokens alone,
-and steps in a row of one layer less (`docs/log.md`)."""
+
+
+class Effort(NamedTuple):
+    """What a first prompt pays for: passages read, one in `every` key tokens of one step, and layers that then walk."""
+
+    passages: int
+    every: int
+    finalists: int
+
+
+ON_GPU, ON_CPU = Effort(4, 1, FINALISTS), Effort(2, 2, FINALISTS - 1)
+"""A GPU takes about as long for twice as much; a CPU would take more than a quarter of a prompt of 16K."""
 
 Losses = dict[tuple[int, ...], Tensor]
 """By layers, KL of every key token over the number of its kind, float64 `[keys]`; the best first."""
@@ -60,6 +69,10 @@ class Finding:
     @property
     def least(self) -> int:
         return max(LEAST, self.length)
+
+    @property
+    def _effort(self) -> Effort:
+        return ON_CPU if self.model.device.type == "cpu" else ON_GPU
 
     @property
     def note(self) -> str:
@@ -107,9 +120,8 @@ class Finding:
 
     def _passages(self, tokens: list[int]) -> list[Passage]:
         """Of the prompt and, where there is a tokenizer, of Python's reference in turn, from their ends."""
-        most, texts, step = MOST_ON_CPU, [tokens], self.length - 1
-        if self.model.device.type != "cpu":
-            most = min(MOST, max(texts_that_fit(self.model, self.length), MOST_ON_CPU))
+        texts, step = [tokens], self.length - 1
+        most = max(min(self._effort.passages, texts_that_fit(self.model, self.length)), ON_CPU.passages)
         if self.tokenizer is not None:
             reference = "\n\n".join(topics.values())[: 8 * self.length * most]
             texts.append(self.tokenizer(reference, verbose=False)["input_ids"])
@@ -118,13 +130,13 @@ class Finding:
 
     def _losses(self, passages: list[Passage]) -> Losses:
         """Of the finalists, who are best by one step, what steps in a row lose behind these passages."""
-        probe, on_cpu = Probe(self.model, passages, keys_alone=True, attach=None), self.model.device.type == "cpu"
+        probe, effort = Probe(self.model, passages, keys_alone=True, attach=None), self._effort
         tried: Iterable[tuple[int, ...]] = candidates(self.shape, int(self.policy.options.model_dump()["dense_layers"]))
         losses: Losses = {}
-        for walk, every in ((1, 1 + on_cpu), (WALK, 1)):
+        for walk, every in ((1, effort.every), (WALK, 1)):
             losses = {one: self._lost(probe, one, walk, every) for one in tried}
             losses = dict(sorted(losses.items(), key=lambda item: float(item[1].sum())))
-            tried = [*losses][: FINALISTS - on_cpu]
+            tried = [*losses][: effort.finalists]
         return losses
 
     def _lost(self, probe: Probe, layers: tuple[int, ...], walk: int, every: int) -> Tensor:

@@ -198,7 +198,7 @@ class ForwardHook:
         """This run's session in a cache; installed there if another run's or none is."""
         known = cache.session_of(held)
         if known is None or known.state.counters is not self.counters or known.state.plan.guessed != self.plan.guessed:
-            fed, known = getattr(held, cache.FED, None), self._new_session(known)
+            fed, known = cache.told(held), self._new_session(known)
             if fed is not None:
                 with lasting():
                     known.tell(fed)
