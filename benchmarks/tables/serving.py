@@ -89,19 +89,19 @@ def load(results: Results, file: str, command: str | None = None) -> list[str]:
     """Requests per second and, in brackets, over stock, where stock's two runs agree; and how long tokens take."""
     rows, ran = results["rows"], {f"vLLM {one['vllm']}" for one in results["engines"].values()}
     names = {**named([row["policy"] for row in rows]), "stock": "stock vLLM", "stock (last)": "stock vLLM, last"}
+    by_row = "row_tokens_per_second" in rows[0]  # not in results of before
     body, void = [], []
     for row in rows:
         over = "" if row["void"] or row["policy"].startswith("stock") else f" ({row['over_stock']:.2f})"
         cells = [f"{row['requests_per_second']:.3f}{over}", f"{row['tokens_per_second']:.1f}"]
         cells += [f"{row['first_ms'] / 1e3:.1f}", f"{row['first_ms_p99'] / 1e3:.1f}"]
         cells += [f"{row['next_ms']:.0f}", f"{row['next_ms_p99']:.0f}", f"{row['firsts']}, {row['gaps']}"]
-        of_row = row.get("row_tokens_per_second")
-        cells += [] if of_row is None else [f"{of_row:.1f}"]
+        cells += [f"{row['row_tokens_per_second']:.1f}"] if by_row else []
         body.append([str(row["clients"]), names[row["policy"]], *cells])
         if row["void"] and row["policy"] == "stock":
             void.append(f"{row['clients']} ({row['drift']:+.1%})")
     head = ["clients", "", "requests per s", "tokens per s", "first token, s", "p99", "between tokens, ms", "p99", "n"]
-    lines = table([*head, "tokens per s of a row"][: len(body[0])], body)
+    lines = table([*head, *(["tokens per s of a row"] if by_row else [])], body)
     if void:
         lines += ["", f"Stock's two runs differ too much for a comparison at clients: {', '.join(void)}."]
     lines += [line for note in results["notes"] for line in ("", f"{note[0].upper()}{note[1:]}.")]
