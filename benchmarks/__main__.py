@@ -244,6 +244,7 @@ def serve(
     new_tokens: Annotated[int, count("Tokens of an answer.", 2)] = 128,
     shared: Annotated[float, number("SHARE", "Share of each prompt that all have in common.")] = 0.0,
     requests: Annotated[int | None, count("Requests that count. Default: 4 per client.")] = None,
+    stream: Annotated[float | None, number("N", "So many prompts a second beside clients whose answers go on.")] = None,
     draft_rate: options.DraftRate = None,
     threads: options.VllmThreads = 2,
     policy: options.Policies = SERVED_POLICIES,
@@ -277,7 +278,7 @@ def serve(
         shape=shape, contexts=context, batches=clients, threads=[str(threads)], dtype=dtype, device=device,
         policies=policy, budgets=budget, steps=None, block=block, memory=memory, tensor_parallel=tensor_parallel,
         kv_cache_dtype=kv_cache_dtype, rectify_together=rectify_together, new_tokens=new_tokens, shared=shared,
-        requests=requests, draft_rate=draft_rate,
+        requests=requests, stream=stream, draft_rate=draft_rate,
     )  # fmt: skip
     time_engines(ClientsJob.check(settings), load_table, json, resume=resume)
 

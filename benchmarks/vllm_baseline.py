@@ -21,8 +21,7 @@ def _refusal(device: torch.device, head_dim: int) -> str | None:
     # A folder of that name on the path is found too, but comes from no file.
     if found is None or found.origin is None:
         return "vLLM is not installed (make setup-vllm)"
-    another = problem()
-    if another is not None:
+    if (another := problem()) is not None:
         return another
     from .vllm_kernel import refusal
 

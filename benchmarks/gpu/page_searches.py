@@ -1,4 +1,4 @@
-"""The search of pages, one layer's: python -m benchmarks.gpu.page_searches FILE [--candidates] [--smoke]
+"""The search of pages, one layer's: python -m benchmarks.gpu.page_searches FILE [--smoke]
 
 Scores of pages to ids of pages, in a captured graph whose buffers are bounded by a step's `max_model_len`: budgets as
 `quest` has them, and a tenth of the pages as `resa` does. Every layer has scores of its own, as a step's have.
@@ -7,7 +7,6 @@ Scores of pages to ids of pages, in a captured graph whose buffers are bounded b
 from __future__ import annotations
 
 import argparse
-from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -29,20 +28,8 @@ ROUNDS = 21
 POINTS = ((1, 131_104), (4, 131_104), (1, 32_800), (8, 32_800), (28, 16_384), (28, 4096), (1, 16), (28, 16))
 """Rows and their lengths, behind prompts of whole pages as decoding steps are."""
 SHARES = {"quest": None, "resa": Share(1, 10, 16)}
-CANDIDATES = (
-    Alone(),
-    Alone(most=0),
-    Alone(warps=4),
-    Alone(warps=16),
-    Alone(read=4096),
-    Alone(read=1024),
-    Alone(blocks=1024),
-    Alone(deep=2048),
-    Alone(deep=8192),
-    Alone(spread=2),
-    Alone(spread=1),
-)
-"""`most=0` is the search without it."""
+CONSTANTS = {"as it is": Alone(), "most=0": Alone(most=0)}
+"""`most=0` is the search without one program alone."""
 
 
 def searches(rows: int, length: int, bound: int, alone: Alone, share: Share | None, device: torch.device) -> Captured:
@@ -60,16 +47,9 @@ def searches(rows: int, length: int, bound: int, alone: Alone, share: Share | No
     return Captured([partial(search, layer, ranked=False, alone=alone) for layer in scores], device)
 
 
-def told(alone: Alone) -> str:
-    """What differs from the kernel's own constants."""
-    own = asdict(Alone())
-    return ", ".join(f"{name}={value}" for name, value in asdict(alone).items() if value != own[name]) or "as it is"
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("file", type=Path)
-    parser.add_argument("--candidates", action="store_true", help="try other constants of the kernel, too")
     parser.add_argument("--smoke", action="store_true", help="tiny shapes, on any device")
     given = parser.parse_args()
     device = torch.device("cuda" if torch.cuda.is_available() or not given.smoke else "cpu")
@@ -77,8 +57,7 @@ def main() -> None:
     results: dict[str, Any] = {"environment": environment(given.smoke), "bound": bound, "points": []}
     for rows, length in points:
         for name, share in SHARES.items():
-            tried = CANDIDATES if given.candidates else CANDIDATES[:2]
-            calls = {told(one): searches(rows, length, bound, one, share, device) for one in tried}
+            calls = {named: searches(rows, length, bound, one, share, device) for named, one in CONSTANTS.items()}
             for constants, times in interleaved(calls, rounds=2 if given.smoke else ROUNDS, seconds=2).items():
                 kernels = kernels_of(calls[constants].run, 3) if device.type == "cuda" else {}
                 facts = {"rows": rows, "length": length, "sets": name, "constants": constants}

@@ -30,6 +30,7 @@ class ClientsSettings(EngineSettings):
     new_tokens: int = 128
     shared: float = 0.0
     requests: int | None = None
+    stream: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +48,8 @@ class ClientsJob(EngineJob[int]):
         grid = Grid.check(settings)
         if not 0 <= settings.shared < 1:
             raise SaccadeError(f"shared={settings.shared} is not valid: a share of each prompt, from 0 to below 1")
+        if settings.stream is not None and not 0 < settings.stream < float("inf"):
+            raise SaccadeError(f"stream={settings.stream} is not valid: prompts a second, above 0")
         block, policies, notes = settings.check(grid)
         groups = tuple((name,) for name in (*policies, STOCK_AGAIN))
         longest = max(grid.contexts) + settings.new_tokens
@@ -75,9 +78,9 @@ class ClientsJob(EngineJob[int]):
         chosen, vocabulary = self.settings, self.grid.config.get_text_config().vocab_size
         load = Load(
             clients=point, lengths=self.grid.contexts, shared=chosen.shared, new_tokens=chosen.new_tokens,
-            requests=chosen.requests or ROUNDS * point, vocabulary=vocabulary,
+            requests=chosen.requests or ROUNDS * point, vocabulary=vocabulary, stream=chosen.stream,
         )  # fmt: skip
-        return [row_of_load(name, point, engine.serve(load)) for name, engine in engines.items()]
+        return [row_of_load(name, point, engine.serve(load), chosen.stream) for name, engine in engines.items()]
 
     def compare(self, rows: Sequence[LoadRow], bandwidth: float) -> list[LoadRow]:
         return under_load(rows)

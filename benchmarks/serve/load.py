@@ -12,6 +12,7 @@ import torch
 
 from saccade.adapters.vllm.options import ServeOptions
 from saccade.bench.synthetic import Engine, request_for
+from saccade.errors import SaccadeError
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,6 +26,7 @@ class Load:
         new_tokens: generated per request.
         requests: to be answered in the time that counts.
         vocabulary: of the model.
+        stream: prompts a second beside clients whose answers go on; they count, and are answered by one token.
     """
 
     clients: int
@@ -33,6 +35,7 @@ class Load:
     new_tokens: int
     requests: int
     vocabulary: int
+    stream: float | None = None
 
     def prompts(self) -> Iterator[list[int]]:
         """Prompts without end, no two alike behind what they share."""
@@ -85,13 +88,19 @@ class LoadedEngine(Engine):
         """Keep clients busy, and count from their first answers on; requests under way at the end are dropped.
 
         First requests differ in what they generate, so that clients do not go on in step. Before it counts a prompt of
-        every length was answered, so that the prefix cache holds what is shared.
+        every length was answered, so that the prefix cache holds what is shared. Beside a stream it counts as soon as
+        all clients have their first tokens.
+
+        Raises:
+            SaccadeError: if a client's answer ended beside a stream.
         """
         inner, prompts, served = self.llm.llm_engine, load.prompts(), Served()
         running: Running = {}
         for client in range(load.clients):
-            self._ask(next(prompts), -(-load.new_tokens * (client + 1) // load.clients), running)
-        answered, opened, warm = 0, None, max(load.clients, len(load.lengths))
+            tokens = load.new_tokens if load.stream else -(-load.new_tokens * (client + 1) // load.clients)
+            self._ask(next(prompts), tokens, running)
+        answered, opened, warm = 0, None, load.clients if load.stream else max(load.clients, len(load.lengths))
+        clients, streamed = set(running) if load.stream else set(), 0
         while served.requests < load.requests:
             outputs, now, done = inner.step(), time.perf_counter(), 0
             for output in outputs:
@@ -105,19 +114,25 @@ class LoadedEngine(Engine):
                     served.tokens += tokens - before
                 if tokens > before:
                     running[name] = now, tokens
+                    answered += name in clients and not before
                 if output.finished:
+                    if name in clients:
+                        raise SaccadeError(f"new-tokens={load.new_tokens} is too few: a client's answer ended")
                     del running[name]
                     done += 1
                     if opened is not None:
                         served.requests += 1
                         served.prompt_tokens += len(output.prompt_token_ids)
                         served.cached_tokens += output.num_cached_tokens
-            answered += done
+            answered += 0 if load.stream else done
             if opened is None and answered >= warm:
                 opened = now
             served.seconds = 0.0 if opened is None else now - opened
+            if load.stream:
+                done = int(served.seconds * load.stream) - streamed
+                streamed += done
             for _ in range(done):
-                self._ask(next(prompts), load.new_tokens, running)
+                self._ask(next(prompts), 1 if load.stream else load.new_tokens, running)
         self.drop(running)
         return served
 

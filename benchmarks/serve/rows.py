@@ -27,8 +27,9 @@ class LoadRow:
         first_ms, first_ms_p99: from asking to the first token, median and 99th percentile of `firsts` requests.
         next_ms, next_ms_p99: between two steps that brought a request tokens, of `gaps` of them.
         row_tokens_per_second: of a request behind its first token, also while others' prompts are read.
-        over_stock: requests per second over the mean of stock's.
-        drift: of stock's requests per second between the first engine and the last, as a share; None: it ran once.
+        stream: prompts a second that came beside clients whose answers went on.
+        over_stock: `pace` over the mean of stock's.
+        drift: of stock's pace between the first engine and the last, as a share; None: it ran once.
         void: the drift is more than `LOAD_DRIFT`, and nothing can be compared.
     """
 
@@ -47,6 +48,7 @@ class LoadRow:
     next_ms_p99: float
     gaps: int
     row_tokens_per_second: float | None = None
+    stream: float | None = None
     over_stock: float | None = None
     drift: float | None = None
     void: bool = False
@@ -56,8 +58,13 @@ class LoadRow:
         """What tells rows of one engine apart."""
         return self.clients
 
+    @property
+    def pace(self) -> float:
+        """Requests per second, or of clients beside a stream, whose rate is given, tokens per second of a row."""
+        return self.row_tokens_per_second or 0.0 if self.stream else self.requests_per_second
 
-def row_of_load(policy: str, clients: int, served: Served) -> LoadRow:
+
+def row_of_load(policy: str, clients: int, served: Served, stream: float | None = None) -> LoadRow:
     """Rates and percentiles of what was seen."""
     (first, first_p99), (later, later_p99) = percentiles(served.firsts), percentiles(served.gaps)
     decoded = (served.tokens - len(served.firsts)) / sum(served.gaps) if served.gaps else None
@@ -67,7 +74,7 @@ def row_of_load(policy: str, clients: int, served: Served) -> LoadRow:
         prompt_tokens=served.prompt_tokens / served.requests, cached_share=served.cached_tokens / served.prompt_tokens,
         first_ms=first, first_ms_p99=first_p99, firsts=len(served.firsts),
         next_ms=later, next_ms_p99=later_p99, gaps=len(served.gaps),
-        row_tokens_per_second=decoded,
+        row_tokens_per_second=decoded, stream=stream,
     )  # fmt: skip
 
 
@@ -83,10 +90,10 @@ def under_load(rows: Sequence[LoadRow]) -> list[LoadRow]:
     completed = []
     for clients in dict.fromkeys(row.clients for row in rows):
         held = [row for row in rows if row.clients == clients]
-        stock = [row.requests_per_second for row in held if row.policy in (STOCK, STOCK_AGAIN)]
+        stock = [row.pace for row in held if row.policy in (STOCK, STOCK_AGAIN)]
         drift = stock[-1] / stock[0] - 1 if len(stock) > 1 else None
         void = drift is not None and abs(drift) > LOAD_DRIFT
         for row in held:
-            over = row.requests_per_second / statistics.fmean(stock) if stock else None
+            over = row.pace / statistics.fmean(stock) if stock else None
             completed.append(replace(row, over_stock=over, drift=drift, void=void))
     return completed

@@ -90,10 +90,8 @@ def told(environment: Results, command: str, file: str, root: str = "") -> str:
     `root` leads from the page to docs/.
     """
     versions = environment["versions"]
-    machine = environment.get("cpu") or environment.get("processor")
-    if environment["device"] not in ("cpu", None):
-        machine = environment["device"]
-    parts = [str(machine), str(environment["dtype"])]
+    own = environment.get("cpu") or environment.get("processor")
+    parts = [str(own if environment["device"] in ("cpu", None) else environment["device"]), str(environment["dtype"])]
     if environment["device"] == "cpu":
         parts += [f"{environment['threads']} thread{'s' if environment['threads'] > 1 else ''}", environment["kernels"]]
     parts += [f"torch {versions['torch']}", (environment.get("date") or environment["timestamp"])[:10]]

@@ -90,13 +90,14 @@ def load(results: Results, file: str, command: str | None = None) -> list[str]:
     rows, ran = results["rows"], {f"vLLM {one['vllm']}" for one in results["engines"].values()}
     names = {**named([row["policy"] for row in rows]), "stock": "stock vLLM", "stock (last)": "stock vLLM, last"}
     by_row = "row_tokens_per_second" in rows[0]  # not in results of before
+    streamed = rows[0].get("stream")
     body, void = [], []
     for row in rows:
         over = "" if row["void"] or row["policy"].startswith("stock") else f" ({row['over_stock']:.2f})"
-        cells = [f"{row['requests_per_second']:.3f}{over}", f"{row['tokens_per_second']:.1f}"]
+        cells = [f"{row['requests_per_second']:.3f}{'' if streamed else over}", f"{row['tokens_per_second']:.1f}"]
         cells += [f"{row['first_ms'] / 1e3:.1f}", f"{row['first_ms_p99'] / 1e3:.1f}"]
         cells += [f"{row['next_ms']:.0f}", f"{row['next_ms_p99']:.0f}", f"{row['firsts']}, {row['gaps']}"]
-        cells += [f"{row['row_tokens_per_second']:.1f}"] if by_row else []
+        cells += [f"{row['row_tokens_per_second']:.1f}{over if streamed else ''}"] if by_row else []
         body.append([str(row["clients"]), names[row["policy"]], *cells])
         if row["void"] and row["policy"] == "stock":
             void.append(f"{row['clients']} ({row['drift']:+.1%})")

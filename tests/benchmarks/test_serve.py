@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import islice
 from pathlib import Path
 from types import SimpleNamespace
@@ -42,6 +42,7 @@ def checked(**changed: Any) -> ClientsJob:
         ({"contexts": ["long"]}, "context 'long' is not valid"),
         ({"shared": 1.0}, "shared=1.0 is not valid: a share of each prompt, from 0 to below 1"),
         ({"shared": float("nan")}, "shared=nan is not valid"),
+        ({"stream": 0.0}, "stream=0.0 is not valid: prompts a second, above 0"),
         ({"policies": ["quest:page=48"]}, "block=32 is no multiple of its page=48; pass --block 48"),
         ({"policies": ["lychee_cluster"]}, "reads text: shape 'smollm2-135m' has no tokenizer"),
         ({"tensor_parallel": 2}, "tensor-parallel=2 is not valid on a CPU"),
@@ -178,6 +179,21 @@ def test_what_counts_begins_when_clients_are_out_of_step() -> None:
 
 
 @pytest.mark.usefixtures("vllm")
+def test_beside_a_stream_clients_answer_on_and_its_prompts_count() -> None:
+    asked = Load(2, lengths=(8, 4), shared=0.0, new_tokens=40, requests=5, vocabulary=50, stream=0.5)
+    served = LoadedEngine(None).serve(asked)
+    # A prompt every two seconds, four steps, from the clients' first tokens on; each is answered three steps later.
+    assert Answering.asked == [40, 40, *[1] * 5]
+    assert (served.requests, served.seconds) == (5, 5 * 2 + 3 * 0.5)
+    assert (set(served.firsts), set(served.gaps)) == ({1.5}, {0.5})
+    assert (len(served.firsts), len(served.gaps)) == (5, 2 * 23) and served.tokens == 5 + 2 * 23
+    row = row_of_load("stock", 2, served, asked.stream)
+    assert row.pace == row.row_tokens_per_second == 2 != row.requests_per_second
+    with pytest.raises(SaccadeError, match="new-tokens=8 is too few: a client's answer ended"):
+        LoadedEngine(None).serve(replace(asked, new_tokens=8))
+
+
+@pytest.mark.usefixtures("vllm")
 def test_what_is_shared_is_in_the_cache_before_it_counts() -> None:
     engine = LoadedEngine(None)
     served = engine.serve(Load(clients=1, lengths=(8, 16, 24), shared=0.5, new_tokens=2, requests=3, vocabulary=50))
@@ -221,9 +237,10 @@ def test_the_file_has_the_fields_of_those_in_docs(invoke: Invoke, tmp_path: Path
     file, told = tmp_path / "load.json", "--shared 0.5 --new-tokens 8 --requests 4 --policy quest --device cpu --json"
     assert invoke("serve", "--clients", "2", "--context", "64,32", *told.split(), file).exit_code == 0
     new, old = (json.loads(path.read_text()) for path in (file, RESULTS / "serve_clients_long_h200.json"))
-    # Results of before have no rate of drafts and no tokens a second of a row.
-    assert new.keys() == old.keys() and new["rows"][0].keys() == old["rows"][0].keys() | {"row_tokens_per_second"}
-    assert new["settings"].keys() == old["settings"].keys() | {"draft_rate"}
+    # Results of before have no rate of drafts, no stream and no tokens a second of a row.
+    assert new["settings"].keys() == old["settings"].keys() | {"draft_rate", "stream"}
+    added = new["rows"][0].keys() - old["rows"][0].keys()
+    assert new.keys() == old.keys() and added == {"row_tokens_per_second", "stream"}
     assert new["command"].startswith("python -m benchmarks")
     assert [row["clients"] for row in new["rows"]] == [2] * 3
 

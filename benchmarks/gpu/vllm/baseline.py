@@ -116,8 +116,7 @@ def measure(llm: Any, context: int, batch: int, vocabulary: int, warm: int, step
     core.abort_request(list(held))
     while core.has_unfinished_requests():
         core.step()
-    counted = ends[warm - 1 :]
-    gaps = [1e3 * (end - begin) for begin, end in pairwise(counted)][:steps]
+    gaps = [1e3 * (end - begin) for begin, end in pairwise(ends[warm - 1 :])][:steps]
     ordered = sorted(gaps)
     return {
         "context": context,
