@@ -145,8 +145,7 @@ class Drafts:
                 taken += [(len(before), len(after))] if len(after) > len(before) else []
             answers = now
         # A prompt's step has no drafts; the last one is cut where an answer ends by itself.
-        cut = [len(answer) if len(answer) < most else None for answer in answers]
-        pairs = zip(steps, cut, strict=True)
+        pairs = zip(steps, [len(one) if len(one) < most else None for one in answers], strict=True)
         gains = [[b - a for a, b in one if 0 < a < own.new_tokens and b != end] for one, end in pairs]
         cycles = [one for one in gains if one]
         row: dict[str, Any] = {"engine": name, "kind": kind, "temperature": temperature, "texts": len(texts)}

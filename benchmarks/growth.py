@@ -272,8 +272,7 @@ def synthetic_queries(keys: Tensor, group: int, seed: int) -> Tensor:
 def one_head(keys: Tensor) -> KVView:
     """One row and one KV head whose keys are `[T, d]`; values are never read here, so they are the keys again."""
     pages = keys[None, :, None]
-    table = torch.zeros((1, 1), dtype=torch.int32)
-    return KVView(pages, pages, Rows.on_host(table, [0], [len(keys)]))
+    return KVView(pages, pages, Rows.on_host(torch.zeros((1, 1), dtype=torch.int32), [0], [len(keys)]))
 
 
 def exponent(rows: Sequence[dict[str, Any]], name: str) -> dict[str, float] | None:

@@ -170,8 +170,7 @@ def _select_exact(layer: Layer, _: Any) -> Selection:
     """What a TidalDecode layer does that re-selects, attention included."""
     _, scores = dense_decode_scores(layer.q, layer.kv, _softmax(layer), pooling="max")
     assert scores is not None
-    budget = layer.tokens.ids.shape[2]
-    return TopK(budget).choose(scores, layer.kv.rows, 1, _softmax(layer).scale)
+    return TopK(layer.tokens.ids.shape[2]).choose(scores, layer.kv.rows, 1, _softmax(layer).scale)
 
 
 def _select_union(layer: Layer, _: Any) -> Selection:

@@ -23,8 +23,7 @@ _SMOOTH = 200
 
 def soak_tables(results: Mapping[str, Any]) -> list[Table]:
     """Blocks of each policy (some of them), memory, and the drifts."""
-    tables = [_blocks(label, _of(results, label)) for label in _labels(results)]
-    return [*tables, _memory(results), _summary(results)]
+    return [*(_blocks(one, _of(results, one)) for one in _labels(results)), _memory(results), _summary(results)]
 
 
 def soak_picture(results: Mapping[str, Any]) -> str:

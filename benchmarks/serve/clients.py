@@ -19,6 +19,8 @@ from .rows import LoadRow, row_of_load, under_load
 BATCHED = {"cuda": 8192, "cpu": 2048}
 """Tokens of a step: what vLLM's server takes on an H100 and on other devices, where its `LLM` takes more."""
 
+STREAMED = 4
+"""Prompts of a stream that may be under way beside clients; lossless graphs want a multiple of it."""
 ROUNDS = 4
 """Requests of every client that count."""
 
@@ -57,7 +59,12 @@ class ClientsJob(EngineJob[int]):
 
     @property
     def most(self) -> int:
-        return max(self.points)
+        return max(self.points) + self.beside
+
+    @property
+    def beside(self) -> int:
+        """Rows beside those of clients."""
+        return STREAMED if self.settings.stream else 0
 
     def start(self, policy: Policy | None, settings: dict[str, Any]) -> LoadedEngine:
         most = BATCHED[self.grid.device.type]
@@ -65,7 +72,7 @@ class ClientsJob(EngineJob[int]):
         return LoadedEngine(self.settings.served(policy), **given, **settings)
 
     def blocks(self, point: int) -> int:
-        return self.blocks_of(self.longest, point)
+        return self.blocks_of(self.longest, point + self.beside)
 
     def needed(self, point: int) -> int:
         # Requests that find no room wait for it, as they would when served.

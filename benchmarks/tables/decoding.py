@@ -29,8 +29,7 @@ def passes(results: Results, command: str, file: str) -> list[str]:
         cells = [f"{token:.3f}", f"{whole:.3f} ({whole / token:.2f})", f"{masked:.2f}"]
         cells += [f"{point['rectified']['share']:.0%}"] if shared else []
         body.append([f"{query} on {kv}", f"{size(point['context'])} × {point['batch']}", *cells])
-    count = results["tokens"]
-    head = ["heads", "context × batch", "one token", f"pass of {count}", "torch's masked attention"]
+    head = ["heads", "context × batch", "one token", f"pass of {results['tokens']}", "torch's masked attention"]
     head += ["the pass's share under `resa`"] if shared else []
     return [*table(head, body), "", told({**results["environment"], "dtype": "bfloat16"}, command, file)]
 

@@ -188,7 +188,7 @@ def test_beside_a_stream_clients_answer_on_and_its_prompts_count() -> None:
     assert (set(served.firsts), set(served.gaps)) == ({1.5}, {0.5})
     assert (len(served.firsts), len(served.gaps)) == (5, 2 * 23) and served.tokens == 5 + 2 * 23
     row = row_of_load("stock", 2, served, asked.stream)
-    assert row.pace == row.row_tokens_per_second == 2 != row.requests_per_second
+    assert row.pace == row.row_tokens_per_second == 2 != row.requests_per_second and checked(stream=0.5).most == 2 + 4
     with pytest.raises(SaccadeError, match="new-tokens=8 is too few: a client's answer ended"):
         LoadedEngine(None).serve(replace(asked, new_tokens=8))
 
