@@ -49,6 +49,7 @@ def checked(**changed: Any) -> ServingJob:
         ({"tensor_parallel": 2}, "tensor-parallel=2 is not valid on a CPU"),
         ({"memory": 1.5}, "memory=1.5 is not valid"),
         ({"kv_cache_dtype": "fp8_e5m2"}, "kv-cache-dtype=fp8_e5m2 is not valid: one of auto, bfloat16, float16, fp8, "),
+        ({"quantization": "fp8_per_tensor"}, "quantization=fp8_per_tensor is not valid: fp8_per_tensor, on cuda alone"),
         ({"policies": ["lychee_cluster"]}, "reads text: shape 'smollm2-135m' has no tokenizer"),
     ],
 )
@@ -340,3 +341,8 @@ def test_on_cuda_engines_run_as_served_one_after_another() -> None:
     # Two GPUs read their shares at once.
     assert quest["ideal_ms"] == pytest.approx(empty["ms_per_token"] + (quest["bytes"] - empty["bytes"]) / 8200e9 * 1e3)
     assert quest["steps"] == 64
+    job = checked(device="cuda", points=["8192x4"], steps=None, block=None, quantization="fp8_per_tensor")
+    (small, *_) = job.run(lambda unit, results: None)["rows"]
+    assert [settings.get("quantization") for settings in Clocked.given] == [None] * 3 + ["fp8_per_tensor"] * 3
+    # All weights but the head, which is the embedding too.
+    assert empty["bytes"] - small["bytes"] == 134_515_008 - 49_152 * 576

@@ -31,6 +31,9 @@ from .variants import STOCK
 CHUNK = 16_384
 """Tokens of a step before decoding begins; vLLM runs as many through the model when it starts."""
 
+QUANTIZED = "fp8_per_tensor"
+"""What vLLM may make of random weights as it loads: a byte each, but for embeddings and head."""
+
 H200 = 4_200
 """GB/s that copying reaches on an H200 which nobody else uses."""
 
@@ -47,6 +50,7 @@ class EngineSettings(PolicySettings):
     kv_cache_dtype: str = "auto"
     rectify_together: bool = False
     draft_rate: float | None = None
+    quantization: str | None = None
 
     def check(self, grid: Grid) -> tuple[int, dict[str, Policy | None], tuple[str, ...]]:
         """Tokens of a block, policies by name, stock first, and notes; ours without a policy is timed if asked for.
@@ -62,6 +66,8 @@ class EngineSettings(PolicySettings):
             raise SaccadeError(f"memory={self.memory} is not valid: a share of the device's, such as 0.9")
         if self.kv_cache_dtype not in VALID:
             raise SaccadeError(f"kv-cache-dtype={self.kv_cache_dtype} is not valid: one of {', '.join(VALID)}")
+        if self.quantization not in (None, QUANTIZED) or (self.quantization and not grid.served):
+            raise SaccadeError(f"quantization={self.quantization} is not valid: {QUANTIZED}, on cuda alone")
         block = self.block or (16 if grid.served else 32)
         if block % 16:
             raise SaccadeError(f"block={block} is not valid: a multiple of 16, vLLM's unit")
@@ -262,6 +268,7 @@ class EngineJob(GridJob, Generic[AnyPoint]):
         settings |= {"tokenizer": grid.name} if texts else {"skip_tokenizer_init": True}
         if grid.served:
             parallel = self.settings.tensor_parallel
+            settings |= {"quantization": self.settings.quantization} if self.settings.quantization else {}
             return {**settings, "gpu_memory_utilization": self.settings.memory, "tensor_parallel_size": parallel}
         blocks = 8 + max(self.blocks(point) for point in self.points)
         # The bounds' share of a page is at most a quarter.

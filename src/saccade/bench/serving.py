@@ -150,7 +150,11 @@ class ServingJob(EngineJob[tuple[int, int]]):
         """One row per engine; stock reads what a dense policy does."""
         grid, rows = self.grid, []
         with torch.device("meta"):
-            weights = weights_read(AutoModelForCausalLM.from_config(grid.config), batch) * grid.dtype.itemsize
+            model = AutoModelForCausalLM.from_config(grid.config)
+        weights = weights_read(model, batch) * grid.dtype.itemsize
+        if self.settings.quantization:
+            head = model.get_output_embeddings().weight.numel() * grid.dtype.itemsize
+            weights = head + (weights - head) / grid.dtype.itemsize
         size: dict[str, Any] = {"context": context, "batch": batch, "kv_itemsize": self.itemsize}
         size |= {"weight_bytes": weights, "state_bytes": state_bytes(grid.config, grid.dtype)}
         for name, taken in times.items():

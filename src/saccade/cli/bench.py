@@ -80,6 +80,7 @@ def serve(
     draft_rate: options.DraftRate = None,
     adaptive: Annotated[bool, options.flag("--adaptive", "Draft as many tokens as pay, as a server does.")] = False,
     kv_cache_dtype: options.CacheDtype = "auto",
+    quantization: options.Quantization = None,
     dtype: RandomDtype = "bfloat16",
     device: options.VllmDevice = "auto",
     json: JsonFile = None,
@@ -110,7 +111,7 @@ def serve(
         shape=shape, contexts=context, batches=batch, threads=[str(threads)], dtype=dtype, device=device,
         policies=policy, budgets=budget, steps=steps, block=block, memory=memory, tensor_parallel=tensor_parallel,
         kv_cache_dtype=kv_cache_dtype, rectify_together=rectify_together, points=points or (),
-        max_model_len=max_model_len, draft_rate=draft_rate, adaptive=adaptive,
+        max_model_len=max_model_len, draft_rate=draft_rate, adaptive=adaptive, quantization=quantization,
     )  # fmt: skip
     time_engines(ServingJob.check(settings), serving_table, json, resume=resume)
 

@@ -133,5 +133,6 @@ DraftRate = Annotated[float | None, number("A", "Chance that a draft stands if t
 CacheDtype = Annotated[
     str, words("NAME", "Of the cache, stock's too: auto (as --dtype), bfloat16, float16, fp8, fp8_e4m3.")
 ]
+Quantization = Annotated[str | None, words("NAME", "Of weights, stock's too: fp8_per_tensor.")]
 VllmDevice = Annotated[str, words("NAME", "auto, cpu, cuda: what vLLM was built for.")]
 Resume = Annotated[bool, flag("--resume", "Go on with the rows that FILE of --json has already.")]
