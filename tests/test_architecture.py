@@ -82,7 +82,7 @@ LIBRARIES: dict[str, set[str]] = {
     "safetensors": {"checkpoints", "calibrate"},
     "vllm": {"adapters.vllm", "bench"},
     "prometheus_client": {"adapters.vllm"},
-    "lm_eval": {"lm_eval"},
+    "lm_eval": {"lm_eval", "eval"},
     "pyarrow": {"eval"},
     "uvloop": {"adapters.vllm"},
     "numpy": {"eval", "calibrate", "report"},

@@ -35,8 +35,19 @@ def parquet(path: Path, rows: list[Any]) -> Path:
     return path
 
 
-def contexts(tokenizer: Any, path: Path, metric: str | None = None, limit: int = 99, positions: int = 4096) -> Any:
-    return benchmark_contexts(tokenizer, path, metric=metric, limit=limit, positions=positions)
+def contexts(tokenizer: Any, path: Path, metric: str | None = None, limit: int = 99, **changed: int) -> Any:
+    sizes = {"positions": 4096, "length": 2048, "seed": 1, **changed}
+    return benchmark_contexts(tokenizer, path, metric=metric, limit=limit, **sizes)
+
+
+def test_ruler_has_each_task_in_turn_and_what_is_asked_stands_in_the_text(tokenizer: Any) -> None:
+    found, count = contexts(tokenizer, Path("ruler"), limit=4)
+    assert count == 4 and contexts(tokenizer, Path("ruler"), limit=4)[0] == found
+    for (text, (asked,)), new in zip(((one.tokens, one.questions) for one in found), (128, 128, 30, 128), strict=True):
+        told, (*_, last) = tokenizer.decode(text), asked.expected.split(", ")
+        assert last in told and asked.longest == new and len(text) + len(asked.tokens) + new <= 2048
+    with pytest.raises(DocumentError, match="--context 2047: --task ruler takes at least 2048"):
+        contexts(tokenizer, Path("ruler"), length=2047)
 
 
 def test_both_kinds_of_file_are_read_alike(tokenizer: Any, tmp_path: Path) -> None:

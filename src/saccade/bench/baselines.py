@@ -36,8 +36,7 @@ def folded_sdpa(
     `enable_gqa` would read it once per query head, eight times slower on a CPU.
     """
     assert pooling is None and out is None and kv.rows.uniform, "a dense policy on rows of one length"
-    length = kv.rows.max_len
-    keys, values = (tensor.transpose(1, 2)[:, :, :length] for tensor in (kv.k, kv.v))
+    keys, values = (tensor.transpose(1, 2)[:, :, : kv.rows.max_len] for tensor in (kv.k, kv.v))
     queries = q.view(q.shape[0], kv.kv_heads, -1, q.shape[2])
     return scaled_dot_product_attention(queries, keys, values, scale=softmax.scale).reshape(q.shape), None
 

@@ -284,8 +284,7 @@ class EngineJob(GridJob, Generic[AnyPoint]):
         shape = self.grid.shape
         full = len(shape.full_layers)
         groups, kept = -(-(shape.layers - full) // full), min(shape.window or 0, length)
-        passing = min(2 * CHUNK, length)
-        others = rows * (-(-kept // self.block) + 2) + -(-passing // self.block)
+        others = rows * (-(-kept // self.block) + 2) + -(-min(2 * CHUNK, length) // self.block)
         return rows * -(-length // self.block) + groups * others
 
 

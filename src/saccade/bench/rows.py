@@ -118,8 +118,7 @@ def row_of(variant: Variant, threads: int, step_bytes: float) -> DecodeRow:
     if passes:
         parts["rectify"] = (1e3 * statistics.median(passes) - median) / variant.phase.period
     share = parts["rectify"] or 0.0
-    names = "policy", "runtime", "context", "batch"
-    figures: dict[str, Any] = {name: getattr(variant, name) for name in names}
+    figures: dict[str, Any] = {name: getattr(variant, name) for name in ("policy", "runtime", "context", "batch")}
     figures |= {f"ms_{part}": value for part, value in parts.items()}
     figures |= {"ms_per_token": median + share, "ms_fast": fast + share, "ms_slow": slow + share}
     return DecodeRow(**figures, **variant.figures(), threads=threads, steps=len(variant.steps), bytes=step_bytes)

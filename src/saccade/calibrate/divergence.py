@@ -74,8 +74,7 @@ class Divergence:
             return None
         data = (*own, *(() if other is None else other))
         drawn = {"paired": True, "vectorized": True, "n_resamples": RESAMPLES, "method": "percentile", "rng": 0}
-        found = bootstrap(data, statistic, **drawn)
-        low, high = (float(end) for end in found.confidence_interval)
+        low, high = (float(end) for end in bootstrap(data, statistic, **drawn).confidence_interval)
         return low, high
 
     def to_dict(self) -> dict[str, Any]:

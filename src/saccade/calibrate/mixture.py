@@ -199,8 +199,7 @@ def _attention(
             gates = now.gates[module.layer_idx]
 
     def attend(scores: Tensor) -> Tensor:
-        weights = _softmax(scores, sinks).to(q.dtype)
-        old, new = weights.tensor_split([keys.shape[1]], -1)
+        old, new = _softmax(scores, sinks).to(q.dtype).tensor_split([keys.shape[1]], -1)
         read: Tensor = old @ values[:, None] + new @ said[:, None]
         return read
 
@@ -259,11 +258,8 @@ def best_of_each(scores: Tensor, counts: Tensor, least: int, most: int) -> Tenso
 
     Counts, the first of which is `least` and the last `most`, never fall; nothing here waits for the device.
     """
-    new = len(counts)
-    scores[:, :, scores.shape[2] - new :].diagonal(dim1=1, dim2=2).fill_(float("inf"))
-    best = scores.topk(most, dim=-1, sorted=False).values
-    last = best.topk(most - least + 1, dim=-1, largest=False).values
+    scores[:, :, scores.shape[2] - len(counts) :].diagonal(dim1=1, dim2=2).fill_(float("inf"))
+    last = scores.topk(most, dim=-1, sorted=False).values.topk(most - least + 1, dim=-1, largest=False).values
     cut = last.gather(-1, (most - counts.long())[None, :, None].expand(scores.shape[0], -1, 1))
     above, tied = scores > cut, scores == cut
-    wanted = counts[:, None] - above.sum(-1, keepdim=True)
-    return above | (tied & (tied.cumsum(-1, dtype=torch.int32) <= wanted))
+    return above | (tied & (tied.cumsum(-1, dtype=torch.int32) <= counts[:, None] - above.sum(-1, keepdim=True)))

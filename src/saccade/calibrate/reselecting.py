@@ -33,8 +33,7 @@ class Reselecting:
             valid = (name for name, method in policies().items() if "reselect" in method.defaults)
             raise SaccadeError(f"--policy {spec!r} has no re-selection layer; valid: {', '.join(valid)}")
         if {"reselect", "budget"} & policy.options.model_fields_set:
-            what = "reselect and budget are what is searched; leave them out"
-            raise SaccadeError(f"--policy {spec!r}: {what}")
+            raise SaccadeError(f"--policy {spec!r}: reselect and budget are what is searched; leave them out")
         found = cls(policy, tuple(sorted(parse_budgets(budgets))), shape)
         for tried in found.specs(found.candidates):
             Policy.from_spec(tried).plan(shape)

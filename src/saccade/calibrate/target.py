@@ -131,8 +131,7 @@ class Target:
 
     def training_about(self) -> dict[str, Any]:
         """Of `about` what a training depends on: scoring may change without it."""
-        scoring = ("context", "questions")
-        return {name: value for name, value in self.about().items() if name not in scoring}
+        return {name: value for name, value in self.about().items() if name not in ("context", "questions")}
 
     def _texts_of(self) -> str:
         """Which texts a task has: the Python whose library they are, or a hash of the user's file."""

@@ -19,8 +19,8 @@ def compare(
         Path | None,
         words(
             "FILE",
-            "A benchmark's rows instead of the built-in questions: .parquet or .jsonl with the columns context, "
-            "question, answer_prefix, answer, max_new_tokens.",
+            "A benchmark's rows instead of the built-in questions: ruler, as lm-evaluation-harness makes them, or "
+            ".parquet or .jsonl with the columns context, question, answer_prefix, answer, max_new_tokens.",
         ),
     ] = None,
     metric: Annotated[
@@ -42,7 +42,7 @@ def compare(
         ),
     ] = "64,256",
     context: Annotated[
-        int, count("Length of the contexts taken from the built-in text.", 1024, metavar="TOKENS")
+        int, count("Length of the contexts taken from the built-in text, or of ruler's.", 1024, metavar="TOKENS")
     ] = 8192,
     limit: Annotated[int, count("Questions in all, a dozen per context.", maximum=100_000)] = 48,
     output_dir: Annotated[
@@ -69,7 +69,7 @@ def compare(
 
       saccade compare --policy less_is_more:reselect=6 --policy less_is_more:reselect=7 --limit 96
 
-      saccade compare --model ./Qwen3-0.6B --task ruler-4096.parquet --budget 256 --limit 200
+      saccade compare --model ./Qwen3-0.6B --task ruler --budget 256 --limit 200
 
       saccade compare --model ./Qwen3-0.6B --document book.txt --budget 1024,4096 --threads 8
     """
@@ -90,8 +90,7 @@ def compare(
     loaded = job.subject.load()
     with ResultsFolder(path) as folder:
         environment = job.environment(loaded)
-        configuration = {**job.configuration(), "environment": environment}
-        write_json(path / CONFIGURATION, configuration, indent=2)
+        write_json(path / CONFIGURATION, {**job.configuration(), "environment": environment}, indent=2)
         comparison = Comparison(loaded, job.subject.tokenizer, job.contexts, job.policies, folder, threads)
 
         def so_far(complete: bool = True) -> dict[str, Any]:

@@ -106,7 +106,6 @@ def _table(title: str, costs: dict[str, Cost]) -> Table:
     for column in columns:
         table.add_column(column, justify="left" if column == "policy" else "right")
     for label, cost in costs.items():
-        parts = (getattr(cost, name).total for name in PARTS)
-        figures = (f"{value / size:.3f}" if value else "-" for value in parts)
+        figures = (f"{value / size:.3f}" if (value := getattr(cost, name).total) else "-" for name in PARTS)
         table.add_row(label, *figures, f"{cost.total / size:.3f}", f"{cost.ceiling_over_dense:.2f}×")
     return table

@@ -234,8 +234,7 @@ def membership(selection: Selection, seq_lens: Tensor, length: int) -> Tensor:
 
 def mass(weights: Tensor, held: Tensor) -> Tensor:
     """What of dense attention's weights `[B, Hq, N]` lies on the tokens of each group's set `[B, G, N]`: `[B, Hq]`."""
-    grouped = weights.unflatten(1, (held.shape[1], -1))
-    on_set: Tensor = (grouped @ held.float()[..., None]).flatten(1)
+    on_set: Tensor = (weights.unflatten(1, (held.shape[1], -1)) @ held.float()[..., None]).flatten(1)
     return on_set.clamp(max=1.0)
 
 

@@ -160,8 +160,7 @@ class RunStats:
         """Tokens that a dense pass settles, its own among them; None before the first pass."""
         if not self.dense_passes:
             return None
-        settled = self.accepted if self.drafted else self.rectifications
-        return 1 + settled / self.dense_passes
+        return 1 + (self.accepted if self.drafted else self.rectifications) / self.dense_passes
 
     def to_dict(self) -> dict[str, Any]:
         """JSON-ready, with the derived means."""

@@ -15,6 +15,7 @@ from ..errors import DocumentError
 from .benchmark import BenchmarkRow, benchmark_rows, by_context, framed, is_benchmark, read_rows
 from .document import language_reference, read_document
 from .facts import Fact, is_right, make_facts, question, sentence, sentence_ends
+from .ruler import RULER, ruler_rows
 from .tokens import TokenizedText, encode, token_ends, with_facts
 
 QUESTIONS_PER_CONTEXT = 12
@@ -119,14 +120,14 @@ def document_contexts(tokenizer: Any, document: Path, *, limit: int, positions: 
 
 
 def benchmark_contexts(
-    tokenizer: Any, path: Path, *, metric: str | None, limit: int, positions: int
+    tokenizer: Any, path: Path, *, metric: str | None, limit: int, positions: int, length: int, seed: int
 ) -> tuple[list[Context], int]:
-    """The first `limit` rows of a benchmark's file, those of one context together; and how many rows it has.
+    """The first `limit` rows of a file, or of `ruler` of a `length`, a context's together; and how many rows there are.
 
     Raises:
         DocumentError: what `benchmark_rows` refuses, another kind of file, or a row that does not fit the model.
     """
-    found = read_rows(path)
+    found = ruler_rows(tokenizer, length, limit, seed) if str(path) == RULER else read_rows(path)
     if not is_benchmark(found):
         raise DocumentError(f"{found[0][0]} has neither answer_prefix nor max_new_tokens; saccade tune reads those")
     contexts = []

@@ -32,8 +32,7 @@ class GazeObserver(AnswerObserver):
             if answers and row.span is not None:
                 chosen = held[number].cpu()
                 none = torch.zeros(chosen.shape[0], BINS, dtype=torch.int64, device="cpu")
-                touched = none.index_add_(1, self._edges, chosen.long())
-                self._bins[number] += (touched > 0).float().mean(0) * heads
+                self._bins[number] += (none.index_add_(1, self._edges, chosen.long()) > 0).float().mean(0) * heads
                 self._held[number] += float(chosen[:, slice(*row.span)].any(-1).float().mean()) * heads
                 self._sets[number] += heads
 

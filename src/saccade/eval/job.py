@@ -64,13 +64,8 @@ class ComparisonJob:
         if settings.task is not None:
             if settings.document is not None:
                 raise SaccadeError("--document and --task exclude each other: a task brings its own texts")
-            contexts, rows = benchmark_contexts(
-                subject.tokenizer,
-                settings.task,
-                metric=settings.metric,
-                limit=settings.limit,
-                positions=subject.positions,
-            )
+            options |= {"metric": settings.metric, "length": settings.context}
+            contexts, rows = benchmark_contexts(subject.tokenizer, settings.task, **options)
             if rows > settings.limit:
                 notes += (f"the first {settings.limit} of {rows:,} rows of {settings.task.name}; --limit asks more",)
         elif settings.metric is not None:

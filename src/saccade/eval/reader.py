@@ -82,8 +82,7 @@ class Reader:
     def mark(self) -> None:
         """Remember this place, so that `crop` can come back to it; where all layers crop, it can to any place."""
         if self._shape.kinds:
-            here = self._length + self.decoded
-            self._places[here] = Snapshot.of(self._cache, self._shape.keeping)
+            self._places[self._length + self.decoded] = Snapshot.of(self._cache, self._shape.keeping)
 
     def feed(self, tokens: Sequence[int], phase: Phase = NEVER) -> Tensor:
         """Decode given tokens, at least one; the logits `[V]` behind the last one. See `feed_rows`."""

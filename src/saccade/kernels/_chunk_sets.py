@@ -31,8 +31,7 @@ def fill_budget(
     Returns:
         Tokens int32 `[B, G, width]`, ascending, -1 behind the last, and their counts.
     """
-    room = budget - head - (seq_lens - tail)
-    fits = (lengths > 0) & (lengths.cumsum(-1) <= room[:, None, None])
+    fits = (lengths > 0) & (lengths.cumsum(-1) <= (budget - head - (seq_lens - tail))[:, None, None])
     order = numbers.masked_fill(~fits, torch.iinfo(torch.int64).max).sort(dim=-1).indices
     lengths = (lengths * fits).gather(-1, order)
     shape = (*lengths.shape[:2], 1)
@@ -47,8 +46,7 @@ def lay_out(first: Tensor, sizes: Tensor, width: int) -> Tensor:
 
     What does not fit is cut off; places behind the last are negative. `first` and `sizes` are int64 `[..., n]`.
     """
-    stops = sizes.cumsum(-1).clamp(max=width)
-    bounds = torch.nn.functional.pad(stops, (1, 0))
+    bounds = torch.nn.functional.pad(sizes.cumsum(-1).clamp(max=width), (1, 0))
     # A place's number plus its list's shift is the integer there. The last list fills up with negative ones.
     shifts = torch.nn.functional.pad(first - bounds[..., :-1], (0, 1), value=-width)
     sizes = torch.nn.functional.pad(bounds, (0, 1), value=width).diff(dim=-1)

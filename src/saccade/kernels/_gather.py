@@ -14,8 +14,7 @@ def locate(rows: Rows, positions: Tensor, page: int) -> tuple[Tensor, Tensor]:
     Positions are first clamped into the row: what is read for an invalid one is a real token of the same row, so a
     later mask never meets the NaN that unused slots may hold.
     """
-    inside = torch.minimum(positions, rows.seq_lens[:, None] - 1).clamp(min=0).long()
-    slots = inside + rows.row_start[:, None].long()
+    slots = torch.minimum(positions, rows.seq_lens[:, None] - 1).clamp(min=0).long() + rows.row_start[:, None].long()
     return rows.page_table.long().gather(1, slots // page), slots % page
 
 

@@ -70,8 +70,7 @@ class SaccadeLM(HFLM):
             raise SaccadeError("model_args: enable_thinking=True needs think_end_token, behind which the answer begins")
         source = ModelSource.locate(pretrained)
         # The harness names cuda:0 where nobody has named a device, and its `hf` goes on without one.
-        unnamed = device == "cuda:0" and not torch.cuda.is_available()
-        picked = pick_device("auto" if unnamed else str(device))
+        picked = pick_device("auto" if device == "cuda:0" and not torch.cuda.is_available() else str(device))
         kind = pick_dtype(str(dtype), source, picked)
         resolve(policy, source.location, source.decoder).policy.plan(source.decoder())
         tokenizer = source.tokenizer()
@@ -82,8 +81,7 @@ class SaccadeLM(HFLM):
         self.run = sparsify(model, policy, tokenizer=tokenizer)
         rectify = self.run.policy.rectify
         # Given tokens are no drafts: verification reads them densely, since its answers are dense attention's.
-        verified = rectify is not None and rectify.mode == "verify"
-        self._phase = Phase(None) if verified else self.run.policy.phase
+        self._phase = Phase(None) if rectify is not None and rectify.mode == "verify" else self.run.policy.phase
 
     @classmethod
     def create_from_arg_obj(

@@ -84,8 +84,7 @@ class ComposedOptions(CutOptions):
         shared = (self.pooling or "max") if self.grouping == "kv" else "each"
         pooling: Pooling = "each" if shared == "mass" else shared
         scorer = ExactScorer(pooling, self.unit) if self.scorer == "exact" else PageBoundScorer(self.unit, pooling)
-        kind = MassSelector if shared == "mass" else ScoredSelector
-        return kind(scorer, self.cut, self.grouping)
+        return (MassSelector if shared == "mass" else ScoredSelector)(scorer, self.cut, self.grouping)
 
     def model_post_init(self, context: object, /) -> None:
         """Refuse what makes no sense together; the first reason that there is."""

@@ -66,8 +66,7 @@ class HeadList:
         Raises:
             PolicyError: a layer or a KV head that the model does not have, or a head that has nothing to reuse.
         """
-        full = shape.full_layers
-        roles = {layer: [Role.REUSE] * shape.kv_heads for layer in full}
+        roles = {layer: [Role.REUSE] * shape.kv_heads for layer in shape.full_layers}
         for layer, head in self.entries:
             if layer not in roles or (head or 0) >= shape.kv_heads:
                 valid = f"layers {shape.full_told()} with KV heads 0 to {shape.kv_heads - 1}"

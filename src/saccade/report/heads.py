@@ -41,8 +41,7 @@ def head_table(results: Mapping[str, Any]) -> Table:
     rows = [{**row, "chosen": (row["method"], row["roles"]) == (of["method"], of["roles"])} for row in results["rows"]]
     heads = next(row["heads"] for row in rows if row["chosen"])
     notes = [f"role file and recipe: {of['method']}, {of['roles']}: {heads} heads"]
-    table = new_table(title, COLUMNS, ("method", "roles"), notes)
-    return fill(table, rows, COLUMNS, "method", "roles", bold="chosen")
+    return fill(new_table(title, COLUMNS, ("method", "roles"), notes), rows, COLUMNS, "method", "roles", bold="chosen")
 
 
 def head_report(results: Mapping[str, Any], folder: Path) -> Path:

@@ -28,7 +28,6 @@ class MassSelector(ScoredSelector):
 
 def masses(scores: Tensor, rows: Rows, unit: int, scale: float, unseen: int) -> Tensor:
     """Softmax of `scale * scores` `[B, G, N]` over each row's units, the last `unseen` left out; there it is 0."""
-    places = torch.arange(scores.shape[-1], device=scores.device)
-    absent = places >= (rows.units(unit) - unseen)[:, None]
+    absent = torch.arange(scores.shape[-1], device=scores.device) >= (rows.units(unit) - unseen)[:, None]
     logits = (scores * scale).masked_fill(absent[:, None], torch.finfo(scores.dtype).min)
     return logits.softmax(dim=-1).masked_fill(absent[:, None], 0)

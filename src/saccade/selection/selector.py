@@ -222,8 +222,7 @@ class WindowSelector(Selector):
         slot = torch.arange(self.budget, dtype=torch.int32, device=lengths.device)[None]
         recent = lengths - self.budget + slot
         ids = torch.where((slot < self.sinks) | (lengths <= self.budget), slot, recent)
-        ids = torch.where(slot < lengths, ids, -1)
-        return Selection(ids[:, None], lengths.clamp(max=self.budget))
+        return Selection(torch.where(slot < lengths, ids, -1)[:, None], lengths.clamp(max=self.budget))
 
     def size(self, length: int) -> int:
         return min(length, self.budget)

@@ -49,8 +49,7 @@ def breaks(codes: Tensor) -> tuple[Tensor, Tensor]:
     codes = codes.int().clamp(min=0)
     behind, front, begins, ends = codes & 7, codes >> 3 & 7, codes >> 6 & 31, pad(codes >> 11, (1, -1))
     # A run over two pieces ends where the second does, or else lies between them.
-    needed = torch.where(begins >> 2 == 1, 2, 3)
-    joined = (begins >> 2 == ends >> 2) & ((begins & 3) + (ends & 3) >= needed)
+    joined = (begins >> 2 == ends >> 2) & ((begins & 3) + (ends & 3) >= torch.where(begins >> 2 == 1, 2, 3))
     whole = begins == codes >> 11
     own = torch.where(joined & whole, 1, behind)
     next_front = pad(torch.where(joined & ~whole, 1, front), (-1, 1))

@@ -175,8 +175,7 @@ def forward(model: Any, cache: Any, tokens: Tensor, starts: Tensor) -> Tensor:
         positions = positions + torch.arange(-again, 1, device=tokens.device)
     # Anything of four dimensions keeps transformers from making a mask as long as the cache, which nobody looks at.
     mask = torch.ones((tokens.shape[0], 1, 1, 1), dtype=torch.bool, device=tokens.device)
-    output = model(tokens, attention_mask=mask, position_ids=positions, **cached(model, cache))
-    logits: Tensor = output.logits[:, -1]
+    logits: Tensor = model(tokens, attention_mask=mask, position_ids=positions, **cached(model, cache)).logits[:, -1]
     return logits
 
 

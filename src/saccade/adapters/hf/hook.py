@@ -165,8 +165,7 @@ class ForwardHook:
         """Prepare a call whose lengths are on the device, without a look at it."""
         cache.refuse_moving(held)
         session = self.session_in(held)
-        prepared = self.rectifier is not None or self.plan.owns_index
-        if prepared and not session.promised:
+        if (self.rectifier is not None or self.plan.owns_index) and not session.promised:
             told = "runs tokens again" if self.rectifier is not None else "takes tokens in"
             raise UnsupportedModelError(
                 f"the policy {told} between steps, and nobody let it: decode with GraphedStep, or call "

@@ -161,8 +161,7 @@ class Run:
         """
         if self._finding is not None:
             return self._finding.recipe()
-        layers = self.policy.options.model_dump().get("reselect")
-        return Recipe(shape_of_model(self.model), self.policy, layers)
+        return Recipe(shape_of_model(self.model), self.policy, self.policy.options.model_dump().get("reselect"))
 
     def restore(self) -> None:
         """Give the model its stock behaviour back; does nothing the second time."""

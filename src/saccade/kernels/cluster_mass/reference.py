@@ -28,6 +28,5 @@ def cluster_mass(q: Tensor, tree: MassTree, slots: Tensor, settings: MassSetting
     places = places.clamp_(0, scores.shape[-1] - 1)
     if each:
         places = places.repeat_interleave(grouped.shape[2], dim=1)
-    ends = tree.ends.index_select(0, slots)[:, None]
-    always = (position < sinks) | (position >= ends)
+    always = (position < sinks) | (position >= tree.ends.index_select(0, slots)[:, None])
     return scores.gather(-1, places).masked_fill_(always[:, None], torch.inf)

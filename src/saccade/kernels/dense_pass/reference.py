@@ -30,6 +30,5 @@ def dense_pass(q: Tensor, kv: KVView, softmax: Softmax) -> Tensor:
     logits = capped(raw * softmax.scale, softmax.cap).masked_fill(hidden.flatten(2, 3), -torch.inf)
     sinks = None if softmax.sinks is None else softmax.sinks.repeat_interleave(count)
     # A place before the row's first token sees nothing: its softmax is of no numbers.
-    weights = weights_of(logits, sinks).nan_to_num(0.0)
-    out = torch.einsum("bhrn,bnhd->bhrd", weights, values)
+    out = torch.einsum("bhrn,bnhd->bhrd", weights_of(logits, sinks).nan_to_num(0.0), values)
     return out.view(batch, heads, count, -1).transpose(1, 2).contiguous().to(q.dtype)

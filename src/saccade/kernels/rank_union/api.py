@@ -110,8 +110,7 @@ def framed(chosen: Tensor, counts: Tensor, lengths: Tensor, sinks: int, window: 
     fits = lengths <= sinks + chosen.shape[-1] + window
     counts = counts.masked_fill(fits, 0)
     sink_counts = torch.where(fits, lengths, lengths.clamp(max=sinks))
-    window_counts = (lengths - sink_counts).clamp(max=window)
-    total = sink_counts + counts + window_counts
+    total = sink_counts + counts + (lengths - sink_counts).clamp(max=window)
     slot = torch.arange(sinks + chosen.shape[-1] + window, dtype=torch.int32, device=lengths.device)[None]
     middle = slot - sink_counts
     recent = lengths - total + slot

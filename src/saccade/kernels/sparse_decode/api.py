@@ -54,5 +54,4 @@ def sparse_decode(
         return attend(q, kv, softmax, out=out, selection=selection, workspace=workspace)[0]
     if chosen == "native":
         return placed(attention("sparse_decode", q, kv, softmax, selection=selection)[0], out)
-    run = cpu.sparse_decode if chosen == "cpu" else reference.sparse_decode
-    return placed(run(q, kv, selection, softmax), out)
+    return placed((cpu if chosen == "cpu" else reference).sparse_decode(q, kv, selection, softmax), out)

@@ -26,8 +26,7 @@ def sparse_decode(q: Tensor, kv: KVView, selection: Selection, softmax: Softmax)
     scores = capped(torch.bmm(queries, keys.transpose(1, 2)), softmax.cap).view(batch, heads, -1, width)
     if invalid is not None:
         scores.masked_fill_(invalid[:, :, None], -torch.inf)
-    weights = weights_of(scores, softmax.sinks).flatten(0, 1)
-    return torch.bmm(weights, values.float()).view(q.shape).to(q.dtype)
+    return torch.bmm(weights_of(scores, softmax.sinks).flatten(0, 1), values.float()).view(q.shape).to(q.dtype)
 
 
 def _tokens(selection: Selection, rows: Rows) -> tuple[Tensor, Tensor | None]:
@@ -45,8 +44,7 @@ def _tokens(selection: Selection, rows: Rows) -> tuple[Tensor, Tensor | None]:
 def _flat_index(tokens: Tensor, kv: KVView, flat: FlatCache, heads: int) -> Tensor:
     """Flat rows of tokens `[B, G, width]` for each of `heads` heads, as one vector."""
     rows, page = kv.rows, kv.page
-    group = heads // kv.kv_heads
-    offsets = [head // group * flat.head for head in range(heads)]
+    offsets = [head // (heads // kv.kv_heads) * flat.head for head in range(heads)]
     if rows.page_table.shape[1] == 1:
         bases = [
             [[number * flat.page + start * flat.slot + offset] for offset in offsets]

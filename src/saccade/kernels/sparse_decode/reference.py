@@ -31,6 +31,5 @@ def _tokens(selection: Selection, rows: Rows) -> tuple[Tensor, Tensor]:
     tokens = (selection.ids[..., None].long() * selection.unit + inside).flatten(2)
     if rows.whole is not None:
         tokens = pad(tokens, (0, max(rows.max_len - tokens.shape[2], 0)), value=-1)
-        everything = torch.arange(tokens.shape[2], device=tokens.device)
-        tokens = torch.where(rows.whole[:, None, None], everything, tokens)
+        tokens = torch.where(rows.whole[:, None, None], torch.arange(tokens.shape[2], device=tokens.device), tokens)
     return tokens, (tokens < 0) | (tokens >= rows.seq_lens[:, None, None])

@@ -286,8 +286,7 @@ def _select(
     count, others, length = wanted_of(
         groups, lengths, kept, last, reserved, unit, numerator, denominator, minimum, BOUNDED
     )
-    ending = tl.minimum(length, last)
-    total = count + ending
+    total = count + tl.minimum(length, last)
     tl.store(counts + row, total)
     ids += row * (kept + last)
     entries += row * kept

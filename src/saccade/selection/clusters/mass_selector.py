@@ -38,8 +38,7 @@ class MeansSelector(Selector):
 
     def select(self, q: Tensor, kv: KVView, index: Index | None, scores: Tensor | None, scale: float) -> Selection:
         assert isinstance(index, MassLayer), "tokens are chosen through their own index"
-        found = index.scores(q, kv, scale, each=self.heads == "query")
-        return TopK(self.budget).choose(found, kv.rows, 1, scale)
+        return TopK(self.budget).choose(index.scores(q, kv, scale, each=self.heads == "query"), kv.rows, 1, scale)
 
     @property
     def assumption(self) -> str | None:

@@ -55,8 +55,7 @@ def _radii(vectors: Tensor, labels: Tensor, centers: Tensor, above: Tensor, tops
     begin = centers.shape[1] + 1
     nodes = torch.cat((centers, centers[:, :1], tops, tops[:, :1]), dim=1)
     numbers = torch.cat((labels, above + begin), dim=1)
-    found = _gathered(nodes, numbers).unflatten(1, (2, -1))
-    distances = distance(vectors[:, None], found).flatten(1)
+    distances = distance(vectors[:, None], _gathered(nodes, numbers).unflatten(1, (2, -1))).flatten(1)
     radii = rounded_up(distances.new_zeros(nodes.shape[:2]).scatter_reduce_(1, numbers, distances, "amax"))
     return radii[:, : begin - 1], radii[:, begin:-1]
 

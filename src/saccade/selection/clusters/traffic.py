@@ -52,8 +52,7 @@ class ClusterTraffic:
     def candidates(self) -> float:
         """Clusters of the coarse units that a search keeps."""
         tokens, clusters = self.chunks * self.chunk / self.units, self.chunks / self.settings.cluster_size
-        wanted = math.ceil(4 * self.settings.budget / tokens)
-        return min(max(wanted, 1), self.units) * clusters / self.units
+        return min(max(math.ceil(4 * self.settings.budget / tokens), 1), self.units) * clusters / self.units
 
     def bounds(self) -> Bytes:
         """Upper bounds of units and candidates, written and read to rank them."""
@@ -70,5 +69,4 @@ class ClusterTraffic:
         """What a full buffer costs: the last group's keys read and, half full, planted anew."""
         settings, vector, half = self.settings, head_dim * itemsize, self.together / 2
         nodes = half / settings.cluster_size + settings.units(max(round(half / settings.cluster_size), 1))
-        written = nodes * (vector + _RADIUS + 2 * INTEGER_BYTES) + half * INTEGER_BYTES
-        return Bytes(half * self.chunk * vector, written)
+        return Bytes(half * self.chunk * vector, nodes * (vector + _RADIUS + 2 * INTEGER_BYTES) + half * INTEGER_BYTES)

@@ -65,8 +65,7 @@ def arranged(trees: ClusterTree, settings: ClusterSettings, slots: Tensor, group
     for name, tensor in own(trees).items():
         inner = (0, 0) * (tensor.dim() - 4)
         places = (tensor.shape[3] - ("offsets" in name)) // have
-        wider = pad(tensor, (*inner, 0, max(groups - have, 0) * places, 0, 0, 0, 1))
-        moved[name] = wider.index_select(1, slots)
+        moved[name] = pad(tensor, (*inner, 0, max(groups - have, 0) * places, 0, 0, 0, 1)).index_select(1, slots)
     return replace(trees, **moved)
 
 

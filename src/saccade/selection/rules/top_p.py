@@ -31,8 +31,7 @@ class TopP(RankedRule):
         if self.p == 1:
             return present.sum(dim=-1).int(), beyond
         weights, total = softmax_parts(scores, scale)
-        current = others[:, None, None].expand(-1, scores.shape[1], 1).long()
-        own = weights.gather(-1, current).to(total.dtype)
+        own = weights.gather(-1, others[:, None, None].expand(-1, scores.shape[1], 1).long()).to(total.dtype)
         best = weights.gather(-1, ranked.clamp(min=0).long()).masked_fill(~present, 0)
         mass = own + best.cumsum(dim=-1, dtype=total.dtype)
         goal = self.p * total[..., None]
@@ -43,5 +42,4 @@ class TopP(RankedRule):
         if kept is not None:
             wanted |= kept.expand_as(scores).gather(-1, ranked.clamp(min=0).long())
         wanted &= present
-        reached = mass[..., -1:] if width else own
-        return wanted.sum(dim=-1).int(), beyond & (reached < goal)[..., 0]
+        return wanted.sum(dim=-1).int(), beyond & ((mass[..., -1:] if width else own) < goal)[..., 0]

@@ -120,8 +120,7 @@ class SaccadeFlashAttention(SparseLayer, FlashAttentionImpl):
 
     def view(self, layer: Any, kv_cache: Tensor, rows: Rows) -> KVView:
         """Of `[blocks, Hkv, block, 2 · d]` by strides: keys are the first d numbers of a token, values the rest."""
-        kv_cache = as_numbers(kv_cache, self.kv_cache_dtype)
-        k, v = kv_cache.transpose(1, 2).split(self.head_size, dim=-1)
+        k, v = as_numbers(kv_cache, self.kv_cache_dtype).transpose(1, 2).split(self.head_size, dim=-1)
         return KVView(k, v, rows, *self.scales(layer))
 
 

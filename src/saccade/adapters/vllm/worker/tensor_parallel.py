@@ -39,5 +39,4 @@ class GatheredSelector(ScoredSelector):
     gather: Gather = field(kw_only=True)
 
     def select(self, q: Tensor, kv: KVView, index: Index | None, scores: Tensor | None, scale: float) -> Selection:
-        units = self.gather(self.scorer.score(q, kv, index, scores))
-        return self.rule.choose(units, kv.rows, self.scorer.unit, scale)
+        return self.rule.choose(self.gather(self.scorer.score(q, kv, index, scores)), kv.rows, self.scorer.unit, scale)
