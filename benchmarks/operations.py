@@ -140,8 +140,7 @@ def _check_topk(layer: Layer, result: Any) -> None:
 
 
 def _check_pages(layer: Layer, scores: Tensor) -> None:
-    group = layer.q.shape[1] // layer.kv.kv_heads
-    queries = layer.q[0, :group].double()[:, None]
+    queries = layer.q[0, : layer.q.shape[1] // layer.kv.kv_heads].double()[:, None]
     lower, upper = layer.lower[0, 0].double(), layer.upper[0, 0].double()
     wanted = torch.maximum(queries * lower, queries * upper).sum(-1).amax(0)
     size = float((queries.abs() * torch.maximum(lower.abs(), upper.abs())).sum(-1).max())

@@ -51,8 +51,7 @@ class Steadiness:
         chosen, among = self._chosen(layer, span, q, kv, selection)
         sets = [chosen] if self._random is None else [chosen, at_random(chosen, among, self._random)]
         seen = self._last.setdefault(place, [_LastSeen(len(chosen), self._window) for _ in sets])
-        measured = [one.step(units) for one, units in zip(seen, sets, strict=True)]
-        known = [pair for pair in measured if pair is not None]
+        known = [pair for one, units in zip(seen, sets, strict=True) if (pair := one.step(units)) is not None]
         if known:
             self._steps.setdefault(place, []).append(tuple(value for pair in known for value in pair))
 
@@ -160,5 +159,4 @@ class _LastSeen:
         union = size + before - again
         # A step that chose nothing from an empty set is as steady as can be.
         hit = numpy.where(size > 0, hits / numpy.maximum(size, 1), 1.0)
-        same = numpy.where(union > 0, again / numpy.maximum(union, 1), 1.0)
-        return float(hit.mean()), float(same.mean())
+        return float(hit.mean()), float(numpy.where(union > 0, again / numpy.maximum(union, 1), 1.0).mean())

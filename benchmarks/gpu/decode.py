@@ -96,8 +96,7 @@ def measure_shape(
     dtype = torch.float32 if given.smoke else torch.bfloat16
     model = random_model(shape, positions=max(context for context, _ in cells) + ROOM, dtype=dtype, device=device)
     sizes = shape_of(model.config)
-    most = max((context + ROOM) * batch for context, batch in cells)
-    storage = Storage(sizes, most, dtype, device)
+    storage = Storage(sizes, max((context + ROOM) * batch for context, batch in cells), dtype, device)
     policies = [spec.replace("4096", "128") if given.smoke else spec for spec in given.policies]
     passing = check(model, storage, policies, shape, results, given)
     empty: dict[int, float] = {}

@@ -60,8 +60,7 @@ class Layers:
         ids = torch.full((rows, heads.kv, BUDGET), -1, **integers)
         ids[..., :size] = tokens
         self.selection = Selection(ids, torch.full((rows, heads.kv), size, **integers))
-        pages_of = table.long()[torch.arange(rows, device=device)[:, None, None], tokens // PAGE]
-        slots = pages_of * PAGE + tokens % PAGE
+        slots = table.long()[torch.arange(rows, device=device)[:, None, None], tokens // PAGE] * PAGE + tokens % PAGE
         self.places = (slots * heads.kv + torch.arange(heads.kv, device=device)[:, None]).int().flatten()
         self.sums = torch.empty(-(-len(self.places) // BLOCK), **integers)
         self.read = len(self.places) * 4 * heads.dim
@@ -75,8 +74,7 @@ class Layers:
         storage = self.caches[layer].view(-1, 2 * Heads().dim).view(torch.int32)
         if self.sums.device.type != "cuda":
             return storage[self.places if listed else slice(len(self.places))].sum()
-        words = storage.shape[1]
-        _gather[(len(self.sums),)](self.places, storage, self.sums, BLOCK=BLOCK, WORDS=words, LISTED=listed)
+        _gather[(len(self.sums),)](self.places, storage, self.sums, BLOCK=BLOCK, WORDS=storage.shape[1], LISTED=listed)
         return self.sums
 
 

@@ -191,8 +191,7 @@ def expected(q: Tensor, k: Tensor, v: Tensor, scale: float) -> Tensor:
     found = []
     for head in range(heads):
         own = k[0, head // group].double(), v[0, head // group].double()
-        logits = (q[head].double() @ own[0].T * scale).masked_fill(later, -torch.inf)
-        found.append(logits.softmax(-1) @ own[1])
+        found.append((q[head].double() @ own[0].T * scale).masked_fill(later, -torch.inf).softmax(-1) @ own[1])
     return torch.stack(found, dim=1)
 
 

@@ -81,8 +81,7 @@ class Planting:
         return elapsed(lambda: self._bring(stops), self.device, ahead=AHEAD)
 
     def _bring(self, stops: Mapping[int, int]) -> None:
-        known = self.index.table.stops
-        new = [Intake(row, 0, min(known[row], stop), stop) for row, stop in stops.items()]
+        new = [Intake(row, 0, min(self.index.table.stops[row], stop), stop) for row, stop in stops.items()]
         self.index.take_in(new, Views(tuple(self.index.layers), self.seen))
 
     def search(self, rows: int) -> float:

@@ -37,8 +37,7 @@ def main() -> int:
         parser.error(f"unknown sections: {', '.join(sorted(unknown))}; there are {', '.join(shares)}")
     end, ended = time.monotonic() + 60 * given.minutes, {}
     for number, section in enumerate(sections):
-        left = end - time.monotonic()
-        seconds = left * shares[section] / sum(shares[later] for later in sections[number:])
+        seconds = (end - time.monotonic()) * shares[section] / sum(shares[later] for later in sections[number:])
         for old in given.folder.glob(f"{section}.*"):
             old.unlink()
         command = command_of(section, given.folder, seconds, given.smoke)

@@ -59,12 +59,7 @@ class ClientsJob(EngineJob[int]):
 
     @property
     def most(self) -> int:
-        return max(self.points) + self.beside
-
-    @property
-    def beside(self) -> int:
-        """Rows beside those of clients."""
-        return STREAMED if self.settings.stream else 0
+        return max(self.points) + (STREAMED if self.settings.stream else 0)
 
     def start(self, policy: Policy | None, settings: dict[str, Any]) -> LoadedEngine:
         most = BATCHED[self.grid.device.type]
@@ -72,7 +67,7 @@ class ClientsJob(EngineJob[int]):
         return LoadedEngine(self.settings.served(policy), **given, **settings)
 
     def blocks(self, point: int) -> int:
-        return self.blocks_of(self.longest, point + self.beside)
+        return self.blocks_of(self.longest, point + self.most - max(self.points))
 
     def needed(self, point: int) -> int:
         # Requests that find no room wait for it, as they would when served.

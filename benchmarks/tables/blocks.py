@@ -100,6 +100,7 @@ BLOCKS: Mapping[str, Made] = {
     "serve-h200-ceiling": Made(serving.ceiling, "serve_h200", "saccade bench serve"),
     "serve-h200-slower": Made(serving.slower, "serve_h200", "saccade bench serve"),
     "lossless": Made(partial(lossless.gains, file="serve_h200"), "serve_h200", "python -m benchmarks tables"),
+    "drafts": Made(partial(lossless.accepted, file="drafts_h200"), "drafts_h200", "python -m benchmarks drafts"),
     "serve-h200-engines": Made(serving.engines, "serve_h200", "saccade bench serve"),
     "serve-h200-v1": _speed("serve_h200_v1"),
     "serve-h200-more": _speed("serve_h200_more"),
@@ -112,6 +113,7 @@ BLOCKS: Mapping[str, Made] = {
     "serve-h200-rejected": _speed("serve_h200_rejected"),
     "serve-h200-qwen3": _speed("serve_h200_qwen3"),
     "serve-h200-fp8": _speed("serve_h200_fp8"),
+    "serve-h200-fp8-weights": _speed("serve_h200_fp8_weights"),
     "serve-h200-gemma3": _speed("serve_h200_gemma3"),
     "serve-h200-gemma3-ceiling": Made(serving.ceiling, "serve_h200_gemma3", "saccade bench serve"),
     "serve-h200-gptoss": _speed("serve_h200_gptoss"),
@@ -126,7 +128,7 @@ BLOCKS: Mapping[str, Made] = {
     ),
     **{
         name.replace("_", "-"): Made(partial(serving.load, file=name), name, "python -m benchmarks serve")
-        for name in (f"serve_clients_{of}h200" for of in ("", "cold_", "long_", "drafts_"))
+        for name in (f"serve_clients_{of}h200" for of in ("", "cold_", "long_", "drafts_", "stream_"))
     },
     "passes": Made(partial(decoding.passes, command=_PASSES, file="passes_h200"), "passes_h200", _PASSES),
     "decode-cpu": Made(partial(decoding.steps, command=_DECODE), "decode_cpu", _DECODE),

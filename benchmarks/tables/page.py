@@ -79,8 +79,7 @@ def typed(text: str) -> str:
 def table(columns: Sequence[str], rows: Iterable[Sequence[str]], words: Collection[str] = ()) -> list[str]:
     """Markdown: the first column and those of `words` hold words, the others figures."""
     align = ["|---", *("|---" if column in words else "|--:" for column in columns[1:]), "|"]
-    lines = (("| " + " | ".join(cells) + " |") for cells in (columns, *rows))
-    head, *body = lines
+    head, *body = (("| " + " | ".join(cells) + " |") for cells in (columns, *rows))
     return [head, "".join(align), *body]
 
 

@@ -16,8 +16,8 @@ def share(value: float | None, form: str = "{:.2f}") -> str:
 
 def terms_named(results: Results) -> tuple[str, ...]:
     """On which terms methods are compared: headers, none for results that do not say."""
-    said = "cache_read" in results["rows"][0]
-    return ("cache read, index too", "sinks + window, dense layers") if said else ()
+    named = ("cache read, index too", "sinks + window, dense layers")
+    return named if "cache_read" in results["rows"][0] else ()
 
 
 def terms(row: Row) -> tuple[str, ...]:
@@ -165,8 +165,7 @@ def accumulation(results: Results) -> list[str]:
     dense = next(row for row in rows if row["policy"] == "dense")
     columns = ["policy", "tokens", "kept", "read", *settings]
     about = f"Dense: {dense['accuracy']:.1%} of {dense['n']} predictions in {dense['passages']} passages."
-    given = results["settings"]
-    chosen = ("kept", "every", "lengths", "passages", "sparse_only")
+    given, chosen = results["settings"], ("kept", "every", "lengths", "passages", "sparse_only")
     options = " ".join(f"--{one.replace('_', '-')} {given[one]}" for one in chosen)
     command = f"python -m claims accumulation {options}"
     return [*table(columns, body), "", f"{about} {told(results['environment'], command, 'accumulation')}"]
