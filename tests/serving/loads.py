@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import count
 from typing import Any
+from unittest.mock import patch
 
-from engines import tokens_of_text
+from engines import core, tokens_of_text
 from vllm import LLM, SamplingParams
 from vllm.inputs import TokensPrompt
 
@@ -107,3 +110,48 @@ def hear(engine: LLM, name: str) -> dict[str, Heard]:
     while core.has_unfinished_requests():
         core.step()
     return heard
+
+
+TURNS = (170, 24)
+"""Tokens of the first prompt of `turns`, and of each answer."""
+
+
+def turns(engine: LLM) -> dict[str, Heard]:
+    """A prompt, the same again, and one behind its answer; behind each the prefix cache is emptied.
+
+    What is found then comes from a KV connector, which is also asked how much; without one it is nothing.
+    """
+    (length, most), salt, heard = TURNS, f"turns {next(_numbers)}", dict[str, Heard]()
+    scheduler, text = core(engine).scheduler, tokens_of_text()[12000:]
+    settings = SamplingParams(temperature=0, ignore_eos=True, max_tokens=most, logprobs=0)
+    for name in ("first", "same", "turn"):
+        before = heard["first"].tokens + text[2000:2020] if name == "turn" else []
+        given, loaded = TokensPrompt(prompt_token_ids=text[:length] + before, cache_salt=salt), list[int]()
+        with noted(scheduler.connector, loaded):
+            (output,) = engine.generate([given], settings, use_tqdm=False)
+        assert output.num_cached_tokens == sum(loaded), "it was in the prefix cache"
+        answer = output.outputs[0]
+        chances = [[(token, chance.logprob) for token, chance in step.items()] for step in answer.logprobs]
+        ended = [answer.finish_reason, answer.stop_reason]
+        heard[name] = Heard(list(answer.token_ids), chances, ended, sum(loaded))
+        # What is on its way to a connector arrives.
+        while scheduler.has_requests():
+            engine.llm_engine.step()
+        assert engine.reset_prefix_cache()
+    return heard
+
+
+@contextmanager
+def noted(connector: Any, loaded: list[int]) -> Iterator[None]:
+    """Note how many tokens each request gets that a connector has kept."""
+    if connector is None:
+        yield
+        return
+    stock = connector.update_state_after_alloc
+
+    def update_state_after_alloc(request: Any, blocks: Any, count: int) -> None:
+        stock(request, blocks, count)
+        loaded.append(count)
+
+    with patch.object(connector, "update_state_after_alloc", update_state_after_alloc):
+        yield

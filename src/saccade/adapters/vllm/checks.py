@@ -30,6 +30,9 @@ FULL_KIND, WINDOW_KIND = "full_attention", "sliding_window"
 PER_KIND = f"""--attention-config '{{"backend_per_kind": {{"{FULL_KIND}": "CUSTOM"}}}}'"""
 """What leaves layers with a window to vLLM."""
 
+OFFLOADING, PROMPTS = "OffloadingConnector", "offload_prompt_only"
+"""vLLM's names of its KV connector to the host's memory, and of what keeps answers from it."""
+
 BACKEND = "saccade.adapters.vllm.plugin.SaccadeBackend"
 """Where vLLM finds our attention backend."""
 
@@ -84,8 +87,7 @@ def _engine(vllm_config: Any, options: ServeOptions) -> list[str]:
     if vllm_config.speculative_config is not None and not options.drafts:
         told = "speculative decoding verifies several tokens at once; a policy decodes them one by one"
         reasons.append(f"{told}, or drafts them itself: rectify=8:verify")
-    if vllm_config.kv_transfer_config is not None:
-        reasons.append("a KV connector would carry keys and values away that sparse steps wrote")
+    reasons += _connector(vllm_config, options)
     if parallel.pipeline_parallel_size > 1:
         reasons.append("pipeline parallelism separates the layers that share a selection; use --tensor-parallel-size")
     if parallel.decode_context_parallel_size > 1 or parallel.prefill_context_parallel_size > 1:
@@ -97,6 +99,24 @@ def _engine(vllm_config: Any, options: ServeOptions) -> list[str]:
         split = "unevenly, and a head's group cannot be split"
         reasons.append(f"tensor_parallel_size={ranks} splits {kv_heads} KV heads {split}")
     return [*reasons, *(reasons_against_dtype(cache) or _bytes(vllm_config))]
+
+
+def _connector(vllm_config: Any, options: ServeOptions) -> list[str]:
+    """Why a KV connector would carry away what sparse steps wrote; the one whose blocks are known to be dense may.
+
+    vLLM's own offloading takes full blocks of tokens that the scheduler knows, a step after they were computed. Drafts
+    lie behind those, and what verifies has rewritten them by the time that they stand. Sparse steps write such blocks.
+    """
+    given = vllm_config.kv_transfer_config
+    name = None if given is None else given.kv_connector
+    if name is None:
+        return []
+    if name != OFFLOADING or given.kv_connector_module_path is not None:
+        return [f"KV connector {name} is not known to leave behind what sparse steps wrote; {OFFLOADING} is"]
+    if options.drafts or given.kv_connector_extra_config.get(PROMPTS) is True:
+        return []
+    told = f'give its kv_connector_extra_config "{PROMPTS}": true, or decode losslessly, rectify=8:verify'
+    return [f"KV connector {name} would carry answers away, which sparse steps wrote: {told}"]
 
 
 def _bytes(vllm_config: Any) -> list[str]:
@@ -147,12 +167,15 @@ def _fit(vllm_config: Any, options: ServeOptions) -> list[str]:
         plan = plan_of(vllm_config, options)
     except PolicyError as error:
         return [str(error)]
-    page = plan.bounds_page
+    page, given = plan.bounds_page, vllm_config.kv_transfer_config
     reasons, block = _guess(vllm_config, options, plan), vllm_config.cache_config.block_size
     reasons += _room(vllm_config, page)
     if page is not None and block is not None and block % page:
         better = lcm(page, unit())
         reasons.append(f"block_size={block} is no multiple of the policy's page={page}; pass --block-size {better}")
+    if page is not None and given is not None and given.kv_connector == OFFLOADING:
+        told = "bounds of pages, which lie behind the keys and which the policy would search unread"
+        reasons.append(f"KV connector {OFFLOADING} brings keys and values back without {told}: take one without pages")
     if plan.reads_text and vllm_config.scheduler_config.async_scheduling and not vllm_config.use_v2_model_runner:
         reasons.append(
             "chunks of text need the tokens, which model runner V1 has too late when it schedules asynchronously: pass "
@@ -219,6 +242,7 @@ def refuse_early(vllm_config: Any) -> None:
             return
         refuse_detached(vllm_config)
         reasons = [] if _model(vllm_config) else _guess(vllm_config, options, plan_of(vllm_config, options))
+        reasons += _connector(vllm_config, options)
     except PolicyError as error:  # a ValueError, of which pydantic would make one of its own
         raise ServingError(str(error)) from None
     if reasons:
