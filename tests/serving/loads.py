@@ -121,12 +121,11 @@ def turns(engine: LLM) -> dict[str, Heard]:
 
     What is found then comes from a KV connector, which is also asked how much; without one it is nothing.
     """
-    (length, most), salt, heard = TURNS, f"turns {next(_numbers)}", dict[str, Heard]()
-    scheduler, text = core(engine).scheduler, tokens_of_text()[12000:]
-    settings = SamplingParams(temperature=0, ignore_eos=True, max_tokens=most, logprobs=0)
+    salt, heard, scheduler = f"turns {next(_numbers)}", dict[str, Heard](), core(engine).scheduler
+    settings = SamplingParams(temperature=0, ignore_eos=True, max_tokens=TURNS[1], logprobs=0)
     for name in ("first", "same", "turn"):
-        before = heard["first"].tokens + text[2000:2020] if name == "turn" else []
-        given, loaded = TokensPrompt(prompt_token_ids=text[:length] + before, cache_salt=salt), list[int]()
+        prompt = turn_of(heard["first"].tokens) if name == "turn" else turn_of([])[: TURNS[0]]
+        given, loaded = TokensPrompt(prompt_token_ids=prompt, cache_salt=salt), list[int]()
         with noted(scheduler.connector, loaded):
             (output,) = engine.generate([given], settings, use_tqdm=False)
         assert output.num_cached_tokens == sum(loaded), "it was in the prefix cache"
@@ -139,6 +138,12 @@ def turns(engine: LLM) -> dict[str, Heard]:
             engine.llm_engine.step()
         assert engine.reset_prefix_cache()
     return heard
+
+
+def turn_of(answer: list[int]) -> list[int]:
+    """The prompt behind an answer to the first one."""
+    text = tokens_of_text()[12000:]
+    return text[: TURNS[0]] + answer + text[2000:2020]
 
 
 @contextmanager
