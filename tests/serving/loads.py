@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import count
 from typing import Any
-from unittest.mock import patch
 
 from engines import core, tokens_of_text
 from vllm import LLM, SamplingParams
@@ -74,7 +71,7 @@ _numbers = count()
 
 def hear(engine: LLM, name: str) -> dict[str, Heard]:
     """Ask a load; nothing is found in the prefix cache but what it has left there itself."""
-    asks, core, salt = LOADS[name], engine.llm_engine, f"load {next(_numbers)}"
+    asks, inner, salt = LOADS[name], engine.llm_engine, f"load {next(_numbers)}"
     heard, waiting, running = {one: Heard() for one in asks}, dict(asks), set[str]()
     first, text = heard["first"], tokens_of_text()
     while waiting or running:
@@ -87,10 +84,10 @@ def hear(engine: LLM, name: str) -> dict[str, Heard]:
                 before = asks[str(ask.when)]
                 prompt = text[before.place :][: before.length] + heard[str(ask.when)].tokens + prompt
             settings = {"temperature": 0, "ignore_eos": True, "max_tokens": ask.tokens, **ask.settings}
-            core.add_request(one, TokensPrompt(prompt_token_ids=prompt, cache_salt=salt), SamplingParams(**settings))
+            inner.add_request(one, TokensPrompt(prompt_token_ids=prompt, cache_salt=salt), SamplingParams(**settings))
             running.add(one)
             del waiting[one]
-        for output in core.step():
+        for output in inner.step():
             one = output.request_id.partition("-")[0]
             answer, known = output.outputs[0], heard[one]
             if known.ended:
@@ -103,60 +100,28 @@ def hear(engine: LLM, name: str) -> dict[str, Heard]:
                 known.ended, known.cached = [answer.finish_reason, answer.stop_reason], output.num_cached_tokens
                 running.discard(one)
             elif 0 < asks[one].aborted <= len(known.tokens):
-                core.abort_request([output.request_id])
+                inner.abort_request([output.request_id])
                 known.ended = ["abort", None]
                 running.discard(one)
     # Steps that were scheduled ahead for whoever has ended.
-    while core.has_unfinished_requests():
-        core.step()
+    while inner.has_unfinished_requests():
+        inner.step()
     return heard
-
-
-TURNS = (170, 24)
-"""Tokens of the first prompt of `turns`, and of each answer."""
 
 
 def turns(engine: LLM) -> dict[str, Heard]:
-    """A prompt, the same again, and one behind its answer; behind each the prefix cache is emptied.
-
-    What is found then comes from a KV connector, which is also asked how much; without one it is nothing.
-    """
-    salt, heard, scheduler = f"turns {next(_numbers)}", dict[str, Heard](), core(engine).scheduler
-    settings = SamplingParams(temperature=0, ignore_eos=True, max_tokens=TURNS[1], logprobs=0)
+    """A prompt, the same again, and one behind its answer, none in the prefix cache: what is found is elsewhere."""
+    heard, prompt, scheduler = dict[str, Heard](), tokens_of_text()[12000:12170], core(engine).scheduler
+    settings = SamplingParams(temperature=0, ignore_eos=True, max_tokens=24, logprobs=0)
     for name in ("first", "same", "turn"):
-        prompt = turn_of(heard["first"].tokens) if name == "turn" else turn_of([])[: TURNS[0]]
-        given, loaded = TokensPrompt(prompt_token_ids=prompt, cache_salt=salt), list[int]()
-        with noted(scheduler.connector, loaded):
-            (output,) = engine.generate([given], settings, use_tqdm=False)
-        assert output.num_cached_tokens == sum(loaded), "it was in the prefix cache"
+        given = TokensPrompt(prompt_token_ids=prompt, cache_salt="turns")
+        (output,) = engine.generate([given], settings, use_tqdm=False)
         answer = output.outputs[0]
-        chances = [[(token, chance.logprob) for token, chance in step.items()] for step in answer.logprobs]
+        chances = [[(token, one.logprob) for token, one in step.items()] for step in answer.logprobs]
         ended = [answer.finish_reason, answer.stop_reason]
-        heard[name] = Heard(list(answer.token_ids), chances, ended, sum(loaded))
-        # What is on its way to a connector arrives.
-        while scheduler.has_requests():
+        heard[name] = Heard(list(answer.token_ids), chances, ended, output.num_cached_tokens)
+        while scheduler.has_requests():  # what is stored behind the answer
             engine.llm_engine.step()
         assert engine.reset_prefix_cache()
+        prompt = prompt + heard["first"].tokens + tokens_of_text()[14000:14020] if name == "same" else prompt
     return heard
-
-
-def turn_of(answer: list[int]) -> list[int]:
-    """The prompt behind an answer to the first one."""
-    text = tokens_of_text()[12000:]
-    return text[: TURNS[0]] + answer + text[2000:2020]
-
-
-@contextmanager
-def noted(connector: Any, loaded: list[int]) -> Iterator[None]:
-    """Note how many tokens each request gets that a connector has kept."""
-    if connector is None:
-        yield
-        return
-    stock = connector.update_state_after_alloc
-
-    def update_state_after_alloc(request: Any, blocks: Any, count: int) -> None:
-        stock(request, blocks, count)
-        loaded.append(count)
-
-    with patch.object(connector, "update_state_after_alloc", update_state_after_alloc):
-        yield

@@ -290,7 +290,7 @@ def windows_apart(model_config: Any) -> bool:
 def reasons_against_rectifying(vllm_config: Any, rectify: Rectify) -> list[str]:
     """Why an engine with these settings cannot rectify; one line each, which names the flag.
 
-    What is refused under every policy (speculative decoding, KV connectors, pipeline parallelism) is not repeated.
+    What is said under every policy (speculative decoding, KV connectors, pipeline parallelism) is not repeated.
     """
     scheduling = vllm_config.scheduler_config
     chunk, threshold = rectify.every + 1, scheduling.long_prefill_token_threshold
