@@ -171,7 +171,7 @@ def test_blocks_of_answers_are_those_of_a_dense_prompt(every_time: Any) -> None:
 
 
 def test_what_a_connector_carries_is_dense(every_time: Any, stock: Any) -> None:
-    """A prompt and an answer that vLLM's offloading alone has: stock answers so. What drafts have written is spoiled."""
+    """A prompt and an answer that the offloading alone has: stock answers so. What drafts have written is spoiled."""
     one = every_time[CARRIED["policy"], 4, "turns:spoiled"]
     check_heard(one["heard"], stock["turns"])
     check_steps(one)
