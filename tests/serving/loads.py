@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from itertools import count
 from typing import Any
 
-from engines import tokens_of_text
+from engines import core, tokens_of_text
 from vllm import LLM, SamplingParams
 from vllm.inputs import TokensPrompt
 
@@ -71,7 +71,7 @@ _numbers = count()
 
 def hear(engine: LLM, name: str) -> dict[str, Heard]:
     """Ask a load; nothing is found in the prefix cache but what it has left there itself."""
-    asks, core, salt = LOADS[name], engine.llm_engine, f"load {next(_numbers)}"
+    asks, inner, salt = LOADS[name], engine.llm_engine, f"load {next(_numbers)}"
     heard, waiting, running = {one: Heard() for one in asks}, dict(asks), set[str]()
     first, text = heard["first"], tokens_of_text()
     while waiting or running:
@@ -84,10 +84,10 @@ def hear(engine: LLM, name: str) -> dict[str, Heard]:
                 before = asks[str(ask.when)]
                 prompt = text[before.place :][: before.length] + heard[str(ask.when)].tokens + prompt
             settings = {"temperature": 0, "ignore_eos": True, "max_tokens": ask.tokens, **ask.settings}
-            core.add_request(one, TokensPrompt(prompt_token_ids=prompt, cache_salt=salt), SamplingParams(**settings))
+            inner.add_request(one, TokensPrompt(prompt_token_ids=prompt, cache_salt=salt), SamplingParams(**settings))
             running.add(one)
             del waiting[one]
-        for output in core.step():
+        for output in inner.step():
             one = output.request_id.partition("-")[0]
             answer, known = output.outputs[0], heard[one]
             if known.ended:
@@ -100,10 +100,28 @@ def hear(engine: LLM, name: str) -> dict[str, Heard]:
                 known.ended, known.cached = [answer.finish_reason, answer.stop_reason], output.num_cached_tokens
                 running.discard(one)
             elif 0 < asks[one].aborted <= len(known.tokens):
-                core.abort_request([output.request_id])
+                inner.abort_request([output.request_id])
                 known.ended = ["abort", None]
                 running.discard(one)
     # Steps that were scheduled ahead for whoever has ended.
-    while core.has_unfinished_requests():
-        core.step()
+    while inner.has_unfinished_requests():
+        inner.step()
+    return heard
+
+
+def turns(engine: LLM) -> dict[str, Heard]:
+    """A prompt, the same again, and one behind its answer, none in the prefix cache: what is found is elsewhere."""
+    heard, prompt, scheduler = dict[str, Heard](), tokens_of_text()[12000:12170], core(engine).scheduler
+    settings = SamplingParams(temperature=0, ignore_eos=True, max_tokens=24, logprobs=0)
+    for name in ("first", "same", "turn"):
+        given = TokensPrompt(prompt_token_ids=prompt, cache_salt="turns")
+        (output,) = engine.generate([given], settings, use_tqdm=False)
+        answer = output.outputs[0]
+        chances = [[(token, one.logprob) for token, one in step.items()] for step in answer.logprobs]
+        ended = [answer.finish_reason, answer.stop_reason]
+        heard[name] = Heard(list(answer.token_ids), chances, ended, output.num_cached_tokens)
+        while scheduler.has_requests():  # what is stored behind the answer
+            engine.llm_engine.step()
+        assert engine.reset_prefix_cache()
+        prompt = prompt + heard["first"].tokens + tokens_of_text()[14000:14020] if name == "same" else prompt
     return heard

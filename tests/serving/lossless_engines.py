@@ -19,7 +19,7 @@ import runner_v2
 # isort: split
 import torch
 from engines import Engines, core, prompts, runner
-from loads import Heard, hear
+from loads import Heard, hear, turns
 from planted import chosen_as_planted
 from vllm import LLM, SamplingParams
 from vllm.inputs import TokensPrompt
@@ -234,7 +234,7 @@ def answered(engine: LLM, asked: Asked, name: str) -> tuple[dict[str, Heard], St
     steps = Steps()
     around = everything_covered() if how == "covered" else disturbed(how, engine) if how else ExitStack()
     with around, watched(engine, asked, steps):
-        heard = hear(engine, kind)
+        heard = turns(engine) if kind == "turns" else hear(engine, kind)
     assert core(engine).scheduler.kv_cache_manager.usage == 0, "blocks are left behind"
     return heard, steps
 

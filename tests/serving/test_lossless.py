@@ -15,6 +15,7 @@ from typing import Any
 
 import loads
 import pytest
+from copying import ANSWERS
 from engines import Engines
 from test_one_engine import POLICIES
 
@@ -39,6 +40,12 @@ FEW: dict[str, Any] = {
     "settings": {"num_gpu_blocks_override": 22},
 }
 TOKENS: dict[str, Any] = {**FEW, "policy": "token_clusters:budget=48,sinks=4", "loads": ["whole:spoiled"]}
+CARRIED: dict[str, Any] = {
+    "policy": "tidal:budget=48,reselect=7",
+    "loads": ["turns:spoiled"],
+    "settings": {"kv_transfer_config": ANSWERS},
+    "ahead": True,
+}
 EVERY_TIME = (TIDAL, AHEAD, FEW, TOKENS)
 """A published set, a union, bounds of pages, an index; scheduled ahead, and with too few blocks for all requests."""
 DRAFTED = [0, 1, 4, 2, 0, 0, 7, 1]
@@ -52,7 +59,7 @@ DRAFTING = [*dict.fromkeys(re.sub(",rectify=[^,]*", "", policy) for policy in PO
 
 
 def by_stock(engine: Any) -> dict[str, dict[str, loads.Heard]]:
-    return {name: loads.hear(engine, name) for name in loads.LOADS}
+    return {name: loads.hear(engine, name) for name in loads.LOADS} | {"turns": loads.turns(engine)}
 
 
 @pytest.fixture(scope="module")
@@ -75,8 +82,9 @@ def found(engines: str) -> dict[tuple[str, int, str], dict[str, Any]]:
 
 @cache
 def started_every_time() -> dict[tuple[str, int, str], dict[str, Any]]:
-    Engines.started += len(EVERY_TIME) + len(SCRIPTED)
-    return found(json.dumps(EVERY_TIME + SCRIPTED))
+    asked = (*EVERY_TIME, CARRIED, *SCRIPTED)
+    Engines.started += len(asked)
+    return found(json.dumps(asked))
 
 
 @pytest.fixture(scope="module")
@@ -160,6 +168,17 @@ def test_blocks_of_answers_are_those_of_a_dense_prompt(every_time: Any) -> None:
     assert kept["scale"] > 1
     assert kept["keys and values"] < 1e-4 * kept["scale"]
     assert kept["bounds"] < 1e-4 * kept["scale"]
+
+
+def test_what_a_connector_carries_is_dense(every_time: Any, stock: Any) -> None:
+    """A prompt and an answer that the offloading alone has: stock answers so. What drafts have written is spoiled."""
+    one = every_time[CARRIED["policy"], 4, "turns:spoiled"]
+    check_heard(one["heard"], stock["turns"])
+    check_steps(one)
+    assert one["steps"]["selecting"] > 2 * one["steps"]["covered"], "drafts were dense"
+    assert [told.cached for told in stock["turns"].values()] == [0, 0, 0]
+    # Whole blocks of 170 tokens, and of 24 more that were answered.
+    assert [told["cached"] for told in one["heard"].values()] == [0, 160, 192]
 
 
 @walk

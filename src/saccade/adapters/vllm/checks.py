@@ -19,7 +19,7 @@ from ...types import CHUNKED, FULL, SLIDING
 from .cache_dtype import FP8, VALID, bounds_bytes, number_type, reasons_against_dtype
 from .lossless import unmet_by_drafts
 from .options import CAPTURED, CYCLES, ServeOptions, shape_of
-from .vllm_api import check_interfaces
+from .vllm_api import check_interfaces, problem
 
 SCHEDULER = "saccade.adapters.vllm.scheduler.RectifyingScheduler"
 """What `--scheduler-cls` is given."""
@@ -29,6 +29,9 @@ FULL_KIND, WINDOW_KIND = "full_attention", "sliding_window"
 
 PER_KIND = f"""--attention-config '{{"backend_per_kind": {{"{FULL_KIND}": "CUSTOM"}}}}'"""
 """What leaves layers with a window to vLLM."""
+
+OFFLOADING, PROMPTS = "OffloadingConnector", "offload_prompt_only"
+"""vLLM's names of its KV connector to the host's memory, and of what keeps answers from it."""
 
 BACKEND = "saccade.adapters.vllm.plugin.SaccadeBackend"
 """Where vLLM finds our attention backend."""
@@ -84,8 +87,6 @@ def _engine(vllm_config: Any, options: ServeOptions) -> list[str]:
     if vllm_config.speculative_config is not None and not options.drafts:
         told = "speculative decoding verifies several tokens at once; a policy decodes them one by one"
         reasons.append(f"{told}, or drafts them itself: rectify=8:verify")
-    if vllm_config.kv_transfer_config is not None:
-        reasons.append("a KV connector would carry keys and values away that sparse steps wrote")
     if parallel.pipeline_parallel_size > 1:
         reasons.append("pipeline parallelism separates the layers that share a selection; use --tensor-parallel-size")
     if parallel.decode_context_parallel_size > 1 or parallel.prefill_context_parallel_size > 1:
@@ -148,7 +149,7 @@ def _fit(vllm_config: Any, options: ServeOptions) -> list[str]:
     except PolicyError as error:
         return [str(error)]
     page = plan.bounds_page
-    reasons, block = _guess(vllm_config, options, plan), vllm_config.cache_config.block_size
+    reasons, block = _early(vllm_config, options, plan), vllm_config.cache_config.block_size
     reasons += _room(vllm_config, page)
     if page is not None and block is not None and block % page:
         better = lcm(page, unit())
@@ -167,6 +168,36 @@ def _fit(vllm_config: Any, options: ServeOptions) -> list[str]:
             "VLLM_USE_V2_MODEL_RUNNER=0, or rectify=none"
         )
     return reasons
+
+
+def _early(vllm_config: Any, options: ServeOptions, plan: Plan) -> list[str]:
+    """What needs no setting that vLLM still makes."""
+    return _guess(vllm_config, options, plan) + _connector(vllm_config, options, plan)
+
+
+def _connector(vllm_config: Any, options: ServeOptions, plan: Plan) -> list[str]:
+    """Why a KV connector would carry away what sparse steps wrote, or bring back too little; the known one may run.
+
+    vLLM's offloading takes full blocks among tokens that its scheduler knows, behind the step that computes the last
+    one. Drafts lie behind them all, and what they wrote of these the verifying step has rewritten. Of a block it takes
+    keys and values.
+    """
+    given = vllm_config.kv_transfer_config
+    name = None if given is None else given.kv_connector
+    if name is None:
+        return []
+    if name != OFFLOADING or given.kv_connector_module_path is not None:
+        return [f"KV connector {name} is not known to leave behind what sparse steps wrote; {OFFLOADING} is"]
+    if plan.bounds_page is not None:
+        told = f"bounds of pages, which {options.policy} searches"
+        return [f"KV connector {name} brings keys back without their {told}: choose a policy that bounds no pages"]
+    # What a streaming session was answered becomes a part of its prompt, whose blocks nobody finds by those hashes.
+    prompts = given.kv_connector_extra_config.get(PROMPTS) is True and vllm_config.cache_config.enable_prefix_caching
+    if options.drafts or prompts:
+        moved = problem("offloading")
+        return [] if moved is None else [moved]
+    told = f'set "{PROMPTS}": true in its kv_connector_extra_config beside a prefix cache, or rectify=8:verify'
+    return [f"KV connector {name} would carry answers away, which sparse steps wrote: {told}"]
 
 
 def _guess(vllm_config: Any, options: ServeOptions, plan: Plan) -> list[str]:
@@ -218,7 +249,7 @@ def refuse_early(vllm_config: Any) -> None:
         if options is None:
             return
         refuse_detached(vllm_config)
-        reasons = [] if _model(vllm_config) else _guess(vllm_config, options, plan_of(vllm_config, options))
+        reasons = [] if _model(vllm_config) else _early(vllm_config, options, plan_of(vllm_config, options))
     except PolicyError as error:  # a ValueError, of which pydantic would make one of its own
         raise ServingError(str(error)) from None
     if reasons:
@@ -259,7 +290,7 @@ def windows_apart(model_config: Any) -> bool:
 def reasons_against_rectifying(vllm_config: Any, rectify: Rectify) -> list[str]:
     """Why an engine with these settings cannot rectify; one line each, which names the flag.
 
-    What is refused under every policy (speculative decoding, KV connectors, pipeline parallelism) is not repeated.
+    What is said under every policy (speculative decoding, KV connectors, pipeline parallelism) is not repeated.
     """
     scheduling = vllm_config.scheduler_config
     chunk, threshold = rectify.every + 1, scheduling.long_prefill_token_threshold

@@ -54,7 +54,7 @@ def speculation(model: str, drafts: int, *, fixed: bool = False) -> dict[str, An
 def unmet_by_drafts(vllm_config: Any, options: ServeOptions) -> Iterator[str]:
     """What an engine lacks to draft so many tokens and verify them, a line each to be read behind the option.
 
-    What is refused under every policy (KV connectors, pipeline and context parallelism, micro-batches) is not repeated.
+    What is said under every policy (KV connectors, pipeline and context parallelism, micro-batches) is not repeated.
     """
     model, parallel, scheduling = vllm_config.model_config, vllm_config.parallel_config, vllm_config.scheduler_config
     given = vllm_config.speculative_config

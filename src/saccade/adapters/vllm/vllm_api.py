@@ -105,6 +105,7 @@ PARTS: dict[str, tuple[Part, ...]] = {
         vllm.config ModelConfig: is_multimodal_model enable_prompt_embeds head_dtype get_vocab_size
         vllm.config ModelConfig: uses_mrope has_inner_state is_hybrid get_head_size get_total_num_kv_heads
         vllm.config CacheConfig: block_size cache_dtype kv_cache_dtype_skip_layers kv_cache_memory_bytes
+        vllm.config CacheConfig: enable_prefix_caching
         vllm.config ParallelConfig: rank tensor_parallel_size pipeline_parallel_size decode_context_parallel_size
         vllm.config ParallelConfig: prefill_context_parallel_size use_ubatching worker_cls data_parallel_size
         vllm.config ParallelConfig: enable_eplb
@@ -112,6 +113,11 @@ PARTS: dict[str, tuple[Part, ...]] = {
         vllm.config SchedulerConfig: long_prefill_token_threshold get_scheduler_cls max_num_seqs
         vllm.config CompilationConfig: max_cudagraph_capture_size cudagraph_capture_sizes
         vllm.config AttentionConfig: backend backend_per_kind
+        vllm.config KVTransferConfig: kv_connector kv_connector_module_path kv_connector_extra_config
+    """),
+    "offloading": _parts("""
+        vllm.v1.kv_offload.base OffloadingSpec: offload_prompt_only
+        vllm.distributed.kv_transfer.kv_connector.v1.offloading.scheduler RequestOffloadState: storable_chunks
     """),
     "worker": _parts("""
         vllm.config get_layers_from_vllm_config(vllm_config layer_type layer_names)

@@ -1,0 +1,68 @@
+"""KV connectors: which may run, and that those carry what is dense; `test_lossless` has a lossless engine."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import loads
+import pytest
+from copying import ANSWERS, CONNECTOR, PROMPTS
+from engines import Engines
+from vllm.config import KVTransferConfig
+from vllm.engine.arg_utils import AsyncEngineArgs
+
+from saccade.adapters.vllm.checks import reasons_against
+from saccade.adapters.vllm.options import ServeOptions
+from saccade.checkpoints.bundled import model_path
+from saccade.errors import ServingError
+from walking import walk
+
+SPARSE, REWRITTEN, LOSSLESS, PAGED = "tidal", "tidal:rectify=8", "tidal:rectify=8:verify", "quest:rectify=8:verify"
+OTHERS = "LMCacheConnectorV1", "NixlConnector", "MooncakeConnector", "MultiConnector", "SimpleCPUOffloadConnector"
+WOULD = "would carry answers away", '"offload_prompt_only": true', "rectify=8:verify"
+
+
+@pytest.mark.parametrize(
+    ("policy", "given", "words"),
+    [
+        *((LOSSLESS, given, ()) for given in (CONNECTOR, ANSWERS)),
+        *((policy, PROMPTS, ()) for policy in (REWRITTEN, SPARSE)),
+        *((policy, given, WOULD) for policy, given in ((SPARSE, CONNECTOR), (REWRITTEN, ANSWERS), (SPARSE, None))),
+        (PAGED, PROMPTS, ("OffloadingConnector", "bounds of pages", "quest")),
+        *((LOSSLESS, {**CONNECTOR, "kv_connector": name}, (f"{name} is not known",)) for name in OTHERS),
+        (LOSSLESS, {**CONNECTOR, "kv_connector_module_path": "os"}, ("OffloadingConnector is not known",)),
+    ],
+)
+def test_a_connector_runs_if_what_it_carries_is_dense(policy: str, given: Any, words: tuple[str, ...]) -> None:
+    """Whoever makes the configuration hears it, before a process starts. None: `--kv-offloading-size`."""
+    found = reasons(
+        policy, **({"kv_transfer_config": KVTransferConfig(**given)} if given else {"kv_offloading_size": 1})
+    )
+    assert len(found) == bool(words), found
+    assert all(word in found[0] and "\n" not in found[0] for word in words)
+
+
+def test_answers_of_streaming_sessions_are_not_carried_as_prompts() -> None:
+    (found,) = reasons(SPARSE, kv_transfer_config=KVTransferConfig(**PROMPTS), enable_prefix_caching=False)
+    assert "beside a prefix cache" in found
+
+
+def reasons(policy: str, **settings: Any) -> list[str]:
+    told = {"additional_config": {"saccade": policy}, "attention_backend": "CUSTOM", **settings}
+    try:
+        config = AsyncEngineArgs(str(model_path()), **told).create_engine_config()
+    except ServingError as error:
+        return [str(error)]
+    found = reasons_against(config, ServeOptions.of(config))  # type: ignore[arg-type]
+    return [reason for reason in found if "KV connector" in reason]
+
+
+@walk
+@pytest.mark.parametrize("policy", ["tidal:budget=64,reselect=7", "lychee_cluster:budget=64,rectify=8"])
+def test_prompts_alone_are_carried_where_answers_are_sparse(policy: str, engines: Engines) -> None:
+    """Answers are those of an engine that finds nothing; of an answer no block is found."""
+    alone = loads.turns(engines.sparse(policy))
+    engines.close()
+    carried = loads.turns(engines.sparse(policy, enable_prefix_caching=True, kv_transfer_config=PROMPTS))
+    assert [one.tokens for one in carried.values()] == [one.tokens for one in alone.values()]
+    assert [one.cached for one in carried.values()] == [0, 160, 160]
