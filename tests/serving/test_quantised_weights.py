@@ -79,7 +79,8 @@ def packed_awq(weight: Tensor, largest: float) -> Packed:
 
     def words(values: Tensor) -> Tensor:
         ordered = values.t().unflatten(1, (-1, 8))[:, :, AWQ_ORDER].flatten(1)
-        return pack_to_int32((ordered - 8).to(torch.int8), 4)
+        found: Tensor = pack_to_int32((ordered - 8).to(torch.int8), 4)
+        return found
 
     held = {"qweight": words(whole.flatten(1)), "qzeros": words(zero), "scales": scale.t().bfloat16().contiguous()}
     return held, ((whole - zero.unsqueeze(2)) * scale.unsqueeze(2)).flatten(1)
