@@ -30,8 +30,7 @@ class MeanTopKOptions(Options):
 
 
 def plan(options: MeanTopKOptions, shape: ModelShape) -> Plan:
-    selector = ScoredSelector(ExactScorer("mean"), TopK(options.budget))
-    return Plan(selector, layer_roles(shape, options.dense_layers))
+    return Plan(ScoredSelector(ExactScorer("mean"), TopK(options.budget)), layer_roles(shape, options.dense_layers))
 
 
 METHOD = Method("mean_topk", "the best tokens for a group's mean query", "-", MeanTopKOptions, plan)

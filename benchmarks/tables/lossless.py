@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass
 
 import numpy
@@ -61,19 +60,6 @@ def gains(results: Results, file: str) -> list[str]:
     steps = f"By arithmetic from steps of `{DRAFTS}` and stock, {results['shape']} with random weights"
     about = told(results["environment"], "python -m benchmarks tables", file)
     return [*table(["context × batch", *map(str, ACCEPTED)], body), "", f"{steps}, {about}"]
-
-
-def accepted(results: Results, file: str) -> list[str]:
-    """Of always so many drafts, the share accepted, by budget, kind of text and temperature."""
-    context, found = results["settings"]["context"], dict[int, dict[str, str]]()
-    for row in results["rows"]:
-        if "accepted" in row:
-            budget = int(re.findall(r"budget=(\d+)", row["engine"])[0])
-            shown = "{:.2f} ({:.2f} to {:.2f})".format(row["accepted"], *row["interval"])
-            found.setdefault(budget, {})[f"{row['kind']}, T = {row['temperature']:g}"] = shown
-    body = [[f"{one:,}", f"{one / context:.1%}", *found[one].values()] for one in sorted(found)]
-    lines = table(["budget", "of the cache", *next(iter(found.values()))], body)
-    return [*lines, "", told(results["environment"], "python -m benchmarks drafts", file)]
 
 
 def picture(results: Results) -> str:

@@ -55,8 +55,7 @@ def test_a_text_inside_of_generate_is_read_as_outside_of_it(policy: str, by: str
         exact = Asking(deepcopy(model).double(), stops=True).ask()
         plain = model.generate(prompt(), max_new_tokens=5, do_sample=False).tolist()
         own = run.stats().steps - steps
-        made = model.generate(prompt(), max_new_tokens=5, do_sample=False, **{by: [asking]}).tolist()
-        assert made == plain
+        assert model.generate(prompt(), max_new_tokens=5, do_sample=False, **{by: [asking]}).tolist() == plain
         if policy != VERIFIED:  # which drafts less behind a text that stops sooner
             assert run.stats().steps == 2 * own + steps * (1 + len(asking.seen))
     assert len(asking.seen) == 5

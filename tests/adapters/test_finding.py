@@ -34,8 +34,7 @@ def small(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 
 
 def said(model: Any, length: int, **options: Any) -> list[int]:
-    made = model.generate(tiny.prompt(length), do_sample=False, max_new_tokens=NEW, **options)
-    return made[0, length:].tolist()
+    return model.generate(tiny.prompt(length), do_sample=False, max_new_tokens=NEW, **options)[0, length:].tolist()
 
 
 @pytest.mark.parametrize("way", WAYS)

@@ -121,5 +121,4 @@ def test_an_error_of_another_kind_is_found(monkeypatch: pytest.MonkeyPatch) -> N
         raise RuntimeError("not one of ours")
 
     monkeypatch.setattr("saccade.sparsify", failing)
-    outcome = model_types.outcome_of("llama")
-    assert outcome == Outcome(WRONG, "RuntimeError: not one of ours")
+    assert model_types.outcome_of("llama") == Outcome(WRONG, "RuntimeError: not one of ours")

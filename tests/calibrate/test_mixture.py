@@ -217,8 +217,7 @@ def test_a_text_is_read_once_and_not_written_to() -> None:
     copies = [(keys.clone(), values.clone()) for keys, values in context.layers]
     new = torch.tensor(tokens()[PAST:])
     one = mixture.logits(context, new, torch.arange(NEW), random_gates(4, 2))
-    two = mixture.logits(context, new, torch.arange(NEW), random_gates(4, 2))
-    assert torch.equal(one, two)
+    assert torch.equal(one, mixture.logits(context, new, torch.arange(NEW), random_gates(4, 2)))
     for (keys, values), (old_keys, old_values) in zip(context.layers, copies, strict=True):
         assert torch.equal(keys, old_keys) and torch.equal(values, old_values)
         assert keys.shape == (1, 2, PAST, 8)

@@ -182,8 +182,7 @@ def test_every_kind_of_text_has_to_keep_the_promise() -> None:
     kinds = {lost: (np.full(200, lost), 0 * count, count) for lost in (0, 1)}
     alone = {lost: judge([one], 0.9) for lost, one in kinds.items()}
     assert alone[0].passed and not alone[1].passed
-    both = judge([kinds[0], kinds[1]], 0.9)
-    assert both == judge([kinds[1], kinds[0]], 0.9) == alone[1]
+    assert judge([kinds[0], kinds[1]], 0.9) == judge([kinds[1], kinds[0]], 0.9) == alone[1]
     assert judge([kinds[0], (0 * count,) * 3], 0.9) == Verdict(alone[0].ratio, 0, False)
     # As many texts as judge, like those that search: the rarest kind decides what can be shown.
     few = (0 * count, 0 * count, np.arange(200) % 2)
@@ -210,8 +209,7 @@ def test_what_breaks_the_promise_hardly_ever_passes() -> None:
 @pytest.mark.parametrize("accuracy", [0.5, 0.75, 0.9, 1.0])
 def test_what_answers_as_dense_attention_passes(way: str, accuracy: float) -> None:
     """100 texts of 12 questions at a correlation of 0.1: in at least 80% of runs at 0.97, with every accuracy."""
-    world = World(100, 12, accuracy, 0.0, 0.1, way, 0.0)
-    assert world.passing(0.97, 400, np.random.default_rng(3)) >= 0.8 * 400
+    assert World(100, 12, accuracy, 0.0, 0.1, way, 0.0).passing(0.97, 400, np.random.default_rng(3)) >= 0.8 * 400
 
 
 @pytest.mark.parametrize("way", WAYS)
@@ -222,8 +220,7 @@ def test_simulated_answers_are_as_correlated_as_they_should_be(way: str) -> None
     assert (right - lost + gained).sum() / right.sum() == pytest.approx(0.95, abs=0.005)
     assert lost.sum() / right.sum() == pytest.approx(0.1, abs=0.005)
     assert right.mean() / asked == pytest.approx(0.9, abs=0.005)
-    effect = right.var() / (asked * 0.9 * 0.1)
-    assert effect == pytest.approx(1 + (asked - 1) * correlation, rel=0.05)
+    assert right.var() / (asked * 0.9 * 0.1) == pytest.approx(1 + (asked - 1) * correlation, rel=0.05)
 
 
 # --- several candidates -------------------------------------------------------------------------------------------

@@ -173,8 +173,7 @@ def test_a_folder_that_cannot_be_written_is_one_line(folder: Path, tmp_path: Pat
 def test_sound_input_is_not_refused(folder: Path, tmp_path: Path, name: str) -> None:
     """Or the tests above would pass for another reason."""
     search, settings = SEARCHES[name]
-    checked = search.check(settings(folder, tmp_path))
-    assert checked.units > 0
+    assert search.check(settings(folder, tmp_path)).units > 0
     assert list(tmp_path.iterdir()) == []
 
 

@@ -140,8 +140,7 @@ def test_a_full_disk_keeps_what_was_written(path: Path) -> None:
         assert (9, "tidal") not in ledger.records
         with pytest.raises(OutputError):
             ledger.close()
-    again = opened(path)
-    assert list(again.records.values()) == RECORDS
+    assert list(opened(path).records.values()) == RECORDS
 
 
 def test_mending_on_a_full_disk_loses_nothing(path: Path) -> None:

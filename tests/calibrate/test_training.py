@@ -219,8 +219,7 @@ def test_a_full_disk_under_the_log_leaves_what_was_written(model: Any, tmp_path:
     with largest_file(size * 7 // 10), pytest.raises(OutputError, match=LOG) as refused:
         train(model, tmp_path / "full", save_every=3)
     assert "\n" not in str(refused.value)
-    again = train(model, tmp_path / "full", save_every=3)
-    assert torch.equal(again.gates.mean(), whole.gates.mean())
+    assert torch.equal(train(model, tmp_path / "full", save_every=3).gates.mean(), whole.gates.mean())
     assert (tmp_path / "full" / LOG).read_bytes() == (tmp_path / "whole" / LOG).read_bytes()
 
 

@@ -24,6 +24,5 @@ def test_tune_ends_with_one_page(folder: Path, tmp_path: Path, capsys: pytest.Ca
     said = capsys.readouterr().out
     assert f"report: {out / 'report.html'}\n" in said
     assert {path.suffix for path in out.rglob("*.*")} == {".html", ".json", ".jsonl"}
-    results = read_json(out / "tune.json")
-    assert tune_page(results) == (out / "report.html").read_text()
+    assert tune_page(read_json(out / "tune.json")) == (out / "report.html").read_text()
     assert invoker(app)("report", out).stdout.splitlines()[:-1] == said.splitlines()[:-2]

@@ -171,8 +171,7 @@ def test_both_sides_say_the_same_under_dense_attention(model: Any, tokenizer: An
             records += list(presses.Asking(model, [dense]).records(number, [asdict(prompt) for prompt in group]))
     theirs = [Said(DENSE, record["prompt"], record["read"], tuple(record["tokens"])) for record in records]
     assert agreement(asking.said, theirs) == {"prompts": 13, "same_tokens": 13}
-    asked = len(prompts[0].context) + len(prompts[0].question) + len(prompts[0].answer_prefix)
-    assert theirs[0].read == asked
+    assert theirs[0].read == len(prompts[0].context) + len(prompts[0].question) + len(prompts[0].answer_prefix)
 
 
 def test_one_prefill_shows_presses_what_their_own_would(model: Any, prompts: list[Prompt]) -> None:

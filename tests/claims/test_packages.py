@@ -60,13 +60,11 @@ def test_no_line_is_in_two_texts_that_judge(plain: Any, package: list[str], leng
 
 def test_texts_that_judge_lie_apart_and_are_not_those_that_are_searched(plain: Any, package: list[str]) -> None:
     """Of all stretches that were read, the first and one of the second half; another seed cuts elsewhere."""
-    every = judging(plain, length=128, count=1000)
-    assert len(every) > 8
+    assert len(judging(plain, length=128, count=1000)) > 8
     few = judging(plain, length=128, count=2)
     searched = NeedleProblems(plain, "kv", (128, 128), 2, 4, 0, POSITIONS)
     assert not any(lines_of(searched[number], plain) for number in range(2))
-    other = judging(plain, length=128, count=2, seed=1)
-    assert few[0].tokens != other[0].tokens
+    assert few[0].tokens != judging(plain, length=128, count=2, seed=1)[0].tokens
     assert judging(plain, length=128, count=2)[1] == few[1]
 
 

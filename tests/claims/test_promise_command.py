@@ -32,8 +32,7 @@ def test_a_run_gives_json_and_two_tables(invoke: Invoke, tmp_path: Path, monkeyp
     world = World(**{name: row[name] for name in World.__dataclass_fields__})
     assert (world.texts, world.asked, world.loss, row["runs"]) == (100, 12, 0.05, 40)
     assert results["errors"]["refused"] == [{"texts": 8, "asked": 12, "loss": 0.05, "needed": 46}]
-    again = errors(small(), 40, 60, 5)
-    assert again["rows"] == [row]  # by seed
+    assert errors(small(), 40, 60, 5)["rows"] == [row]  # by seed
     assert "1 worlds, 0 of them above 5% beyond chance" in result.stdout
     lines = [*error_table(results["errors"]), *power_table(results["power"])]
     assert all(line in result.stdout for line in lines)

@@ -172,8 +172,7 @@ def _content(shape: tuple[int, int, int, int], style: str, random: torch.Generat
     if style == "peaked":
         return 6 * torch.randn(shape, generator=random)
     few = torch.randn((*shape[:2], 1 if style == "constant" else 3, shape[3]), generator=random)
-    which = torch.randint(few.shape[2], shape[:3], generator=random)
-    return few.gather(2, which[..., None].expand(shape))
+    return few.gather(2, torch.randint(few.shape[2], shape[:3], generator=random)[..., None].expand(shape))
 
 
 def _logical(tokens: Tensor, lengths: list[int]) -> list[list[np.ndarray]]:

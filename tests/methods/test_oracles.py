@@ -68,8 +68,7 @@ def test_cluster_sets_by_hand() -> None:
     # Its key (e7 + e6) / sqrt 2 is equally far from all four: the first cluster, (e0 + v) / |e0 + v| from then on.
     v = (E[7] + E[6]) / math.sqrt(2)
     assert np.allclose(index.clusters[0].centroid, (E[0] + v) / math.sqrt(2))
-    move = np.linalg.norm((E[0] + v) / math.sqrt(2) - E[0])
-    assert math.isclose(index.clusters[0].radius, move)
+    assert math.isclose(index.clusters[0].radius, np.linalg.norm((E[0] + v) / math.sqrt(2) - E[0]))
     assert index.clusters[0].children == [0, 4]
     # Taken back to 10 tokens it stays; to fewer than were looked at, all that is left is planted together.
     for kept, end, built in ((10, 10, 4), (9, 8, 4), (7, 6, 3)):

@@ -358,8 +358,7 @@ def test_the_window_knows_its_size(length: int) -> None:
     selector = WindowSelector(budget=10, sinks=2)
     rows = Rows.on_host(torch.zeros(1, 1, dtype=torch.int32), [0], [length])
     kv = KVView(torch.zeros(1, length, 1, 2), torch.zeros(1, length, 1, 2), rows)
-    chosen = selector.select(torch.zeros(1, 1, 2), kv, None, None, 1.0)
-    assert selector.size(length) == int(chosen.counts.max())
+    assert selector.size(length) == int(selector.select(torch.zeros(1, 1, 2), kv, None, None, 1.0).counts.max())
 
 
 def test_sets_that_the_data_decide_about_are_counted_as_full_and_said_to_be() -> None:
@@ -386,8 +385,7 @@ def test_verification_costs_weights_too_and_says_what_it_assumes() -> None:
     def at(acceptance: float) -> Cost:
         return llama("resa:rectify=16:verify", 1, weight_bytes=17.0, acceptance=acceptance)
 
-    overwrite = llama("resa:rectify=16", 1, weight_bytes=17.0)
-    assert replace(at(1.0), notes=()) == replace(overwrite, notes=())
+    assert replace(at(1.0), notes=()) == replace(llama("resa:rectify=16", 1, weight_bytes=17.0), notes=())
     # Half of 16 drafts stand: 17 reads of the weights give 9 tokens, not 17.
     assert at(0.5).weights.read == pytest.approx(17 * 17 / 9)
     assert at(0.5).total == pytest.approx(at(1.0).total * 17 / 9)

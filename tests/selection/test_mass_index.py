@@ -68,8 +68,7 @@ def logit(q: np.ndarray, keys: np.ndarray, spread: float) -> np.ndarray:
     """Of each query head, float64."""
     mean = keys.mean(0)
     far = math.sqrt(((keys - mean) ** 2).sum(1).mean())
-    lengths = np.sqrt((q**2).sum(1))
-    return SCALE * (q @ mean + spread * lengths * far / math.sqrt(q.shape[1])) + math.log(len(keys))
+    return SCALE * (q @ mean + spread * np.sqrt((q**2).sum(1)) * far / math.sqrt(q.shape[1])) + math.log(len(keys))
 
 
 def filled(ranked: Sequence[Sequence[int]], always: set[int], budget: int) -> list[int]:

@@ -239,8 +239,7 @@ def test_blocks_behind_the_boundary_are_not_published(
     for step in range(11, 31):
         decode(manager, asked, [], 1)
         assert published(manager, list(asked.all_token_ids[:step])) == min(step, boundary) // BLOCK * BLOCK
-    cached = manager.coordinator.single_type_managers[0].num_cached_block["a"]
-    assert cached == boundary // BLOCK
+    assert manager.coordinator.single_type_managers[0].num_cached_block["a"] == boundary // BLOCK
     manager.free(asked)
     assert published(manager, list(asked.all_token_ids)) == boundary // BLOCK * BLOCK
 

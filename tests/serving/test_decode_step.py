@@ -241,8 +241,7 @@ def test_only_rows_that_decode_search_an_index(monkeypatch: pytest.MonkeyPatch) 
     held = {row.slot: engine.requests.rows[row.slot].memory for row in prompts[:2]}
     engine.step([Row(3, 230, 230, True)], engine.random_qkv(230))
     step = decode_step(engine, [Row(1, 101), Row(2, 104), Row(3, 231), Row(0, 152), Row(0, 0, 0)])
-    last = engine.requests.rows[3].memory.slot
-    assert searched(engine) == [held[1].slot, nobody, last, held[0].slot, nobody]
+    assert searched(engine) == [held[1].slot, nobody, engine.requests.rows[3].memory.slot, held[0].slot, nobody]
     assert step.sparse.rows.whole is not None
     assert step.sparse.rows.whole.tolist() == [False, True, False, False, False]
     # What is prepared for a capture.

@@ -134,5 +134,4 @@ def test_each_batch_has_a_length_of_its_own() -> None:
 def test_one_step_that_hangs_decides_nothing() -> None:
     policy = DraftLength(lengths(MOST))
     policy.took(0, LONG.rows, LONG.context, 60.0)
-    chosen = decode(policy, [(LONG, 0.5)] * 400)
-    assert worth(chosen, LONG, 0.5) > 0.9
+    assert worth(decode(policy, [(LONG, 0.5)] * 400), LONG, 0.5) > 0.9

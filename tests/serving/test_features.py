@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 import torch
-from engines import Engines, answers, force_own_path, greedy, prompt_of, prompts
+from engines import Engines, answers, core, force_own_path, greedy, prompt_of, prompts
 from safetensors.torch import save_file
 from transformers import AutoConfig
 from vllm import LLM, SamplingParams
@@ -81,6 +81,13 @@ def beams(engine: LLM) -> list[list[list[int]]]:
     return [[beam.tokens[-8:] for beam in output.sequences] for output in outputs]
 
 
+def slept(engine: LLM) -> None:
+    """What a CPU build does of it: nothing runs in between, and the cache is forgotten."""
+    engine.sleep(level=1)
+    assert core(engine).is_sleeping()
+    assert engine.wake_up() and not core(engine).is_sleeping()
+
+
 def again(engine: LLM, change: Callable[[LLM], Any]) -> list[Said]:
     """Before and after a change that should change nothing."""
     before = said(engine)
@@ -96,6 +103,7 @@ FEATURES: dict[str, Callable[[LLM], Any]] = {
     "beams": beams,
     "priority": lambda engine: said(engine, priority=[2, 0, 1]),
     "prefix reset": lambda engine: again(engine, LLM.reset_prefix_cache),
+    "sleep": lambda engine: again(engine, slept),
     "weights read again": lambda engine: again(engine, lambda one: one.collective_rpc("reload_weights")),
 }
 
@@ -128,4 +136,5 @@ def test_sparse_answers_keep_their_adapters_and_forms(all_engines: Engines) -> N
         assert texts[1] == engine.get_tokenizer().decode(free)
     assert all(text in SHAPES["choice"]["choice"] for text in found["choice"][::2])
     assert all(re.fullmatch(SHAPES["regex"]["regex"], text) for text in found["regex"][::2])
-    assert [again(engine, LLM.reset_prefix_cache)[1], said(engine, priority=[2, 0, 1])] == [said(engine)] * 2
+    changed = [again(engine, change)[1] for change in (LLM.reset_prefix_cache, slept)]
+    assert [*changed, said(engine, priority=[2, 0, 1])] == [said(engine)] * 3

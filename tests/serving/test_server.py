@@ -21,9 +21,10 @@ import psutil
 import pytest
 from engines import tokens_of_text
 from openai import APIStatusError, AsyncOpenAI, OpenAI
-from server import Running, eventually, running
+from server import OURS, STOCK, Running, eventually, running
 
 from saccade.adapters.vllm.metrics import VARIABLE
+from saccade.checkpoints.bundled import model_path
 
 EVERY = 8
 POLICY = f"resa:min_pages=2,rectify={EVERY}"
@@ -35,6 +36,8 @@ CACHE = 512 * 2**20
 ROUNDS = 12
 MARGIN = STREAMS * 2**16
 """64 KiB for each stream of a round, which holds 4 MiB of cache on average. Settled: less than 1 MiB."""
+TEMPLATE = "{% for message in messages %}{{ message.content }}{% endfor %}"
+TOOLS_SERVED = ("--chat-template", TEMPLATE, "--enable-auto-tool-choice", "--tool-call-parser", "hermes")
 REQUESTS = f"saccade_requests_total{{{POLICY}}}"
 
 
@@ -49,7 +52,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
         "kv-cache-memory-bytes": CACHE,
     }
     arguments = [str(part) for name, value in settings.items() for part in (f"--{name}", value)]
-    with running(tmp_path_factory.mktemp("server"), *arguments, "--enforce-eager") as started:
+    with running(tmp_path_factory.mktemp("server"), *arguments, *TOOLS_SERVED, "--enforce-eager") as started:
         yield started
 
 
@@ -184,6 +187,50 @@ def test_a_request_that_cannot_be_answered_is_told_why(server: Running, client: 
 def test_the_official_client_names_the_reason(client: OpenAI) -> None:
     with pytest.raises(APIStatusError, match="'maybe' is not valid"):
         client.completions.create(**asking(prompt(9, 0), 2, vllm_xargs={"saccade": "maybe"}))
+
+
+PLACE, DAYS = {"enum": ["Bern", "Rome"]}, {"enum": [1, 2, 3]}
+SHAPE: dict[str, Any] = {"type": "object", "properties": {"city": PLACE, "days": DAYS}, "required": ["city", "days"]}
+TOOLS = [
+    {"type": "function", "function": {"name": name, "strict": True, "parameters": SHAPE}}
+    for name in ("weather", "forecast")
+]
+CHOICES: dict[str, Any] = {"required": "required", "named": {"type": "function", "function": {"name": "forecast"}}}
+
+
+def called(server: Running, choice: Any, **more: Any) -> tuple[str, str]:
+    """The one tool that is called, and its arguments as they were written; a penalty ends what would repeat."""
+    asked: Any = {"tools": TOOLS, "tool_choice": choice, "parallel_tool_calls": False, "extra_body": more}
+    asked |= {"model": MODEL, "temperature": 0, "max_tokens": 120, "frequency_penalty": 1}
+    text: Any = [{"role": "user", "content": "Tell me what the sky over the city will be like. " * 20}]
+    client = OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0, timeout=120)
+    (call,) = client.chat.completions.create(messages=text, **asked).choices[0].message.tool_calls
+    return call.function.name, call.function.arguments
+
+
+@pytest.mark.parametrize("name", CHOICES)
+def test_a_tool_is_called_in_its_form(server: Running, name: str) -> None:
+    """Under a policy, which calls otherwise than the model does without one."""
+    tool, written = called(server, CHOICES[name])
+    arguments = json.loads(written)
+    assert tool == "forecast" or name == "required"
+    assert arguments.keys() == SHAPE["properties"].keys()
+    assert arguments["city"] in PLACE["enum"] and arguments["days"] in DAYS["enum"]
+    assert called(server, CHOICES[name], vllm_xargs={"saccade": "off"}) != (tool, written)
+
+
+@pytest.mark.walk
+def test_tools_are_called_as_stock_calls_them(tmp_path: Path) -> None:
+    """Under a budget that covers; two servers, one after the other."""
+    settings = ("--dtype", "float32", "--max-model-len", "2048", "--enforce-eager", "--kv-cache-memory-bytes")
+    found = []
+    for program, more in (
+        (OURS, ("--policy", "quest:budget=4096,rectify=8")),
+        (STOCK, ("--model", str(model_path()), "--served-model-name", MODEL)),
+    ):
+        with running(tmp_path, *more, *settings, str(CACHE), *TOOLS_SERVED, program=program) as one:
+            found.append([called(one, choice) for choice in CHOICES.values()])
+    assert found[0] == found[1]
 
 
 def test_metrics_say_what_was_asked(server: Running, client: OpenAI) -> None:

@@ -92,8 +92,7 @@ def test_a_row_within_the_budget_has_a_slot_too() -> None:
         world.step(indexes, here, dict.fromkeys(batch, 1))
         kv = world.view(1, world.rows(batch))
         indexes.place([*here.values()], kv.rows)
-        chosen = selector.select(world.queries(len(batch)), kv, indexes.of(1, kv), None, 1.0)
-        assert chosen.counts.eq(20).all()
+        assert selector.select(world.queries(len(batch)), kv, indexes.of(1, kv), None, 1.0).counts.eq(20).all()
         for request in here.values():
             request.memory.leave()
 

@@ -53,5 +53,4 @@ def test_tiles_are_kept_where_the_library_reads_them(
     monkeypatch.setattr(cpu, "text_of", lambda config: None)
     monkeypatch.setattr(cpu, "reads_tiles", lambda *sizes: reads and sizes == (64, 4))
     monkeypatch.setattr(cpu.SaccadeCPUBuilder, "_set_isa_to_layers", lambda builder, names: told.extend(names))
-    builder = cpu.SaccadeCPUBuilder()
-    assert (builder.isa, told) == (isa, [] if isa == "amx" else ["one"])
+    assert (cpu.SaccadeCPUBuilder().isa, told) == (isa, [] if isa == "amx" else ["one"])

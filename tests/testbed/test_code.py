@@ -185,8 +185,7 @@ def test_a_torn_or_foreign_checkpoint_is_refused(folder: Path, tmp_path: Path) -
 
 def test_measuring_changes_nothing_and_fits_the_steps(folder: Path) -> None:
     trainer, other = tiny_trainer(folder), tiny_trainer(folder)
-    measured = trainer.measure()
-    assert set(measured) == {"64", "256"}
+    assert set(trainer.measure()) == {"64", "256"}
     for expected, found in zip(other.network.parameters(), trainer.network.parameters(), strict=True):
         assert torch.equal(expected, found)
     assert torch.equal(trainer.train_step(), other.train_step())

@@ -108,8 +108,7 @@ def asked(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
 
         def started(name: str) -> Running:
             program, more = SERVERS[name]
-            folder = tmp_path_factory.mktemp(name)
-            return stack.enter_context(running(folder, *arguments, *more, program=program))
+            return stack.enter_context(running(tmp_path_factory.mktemp(name), *arguments, *more, program=program))
 
         servers = dict(zip(SERVERS, pool.map(started, SERVERS), strict=True))
         heard = {name: asyncio.run(streams(server)) for name, server in servers.items()}
