@@ -51,7 +51,7 @@ ALLOWANCES: tuple[tuple[str, int, int], ...] = (
     ("lines of Python in src", 67, 50),
     ("lines of tests", 598, 50),
     ("cases of make test and make walk", 12, 50),
-    ("words by hand, the log left out", 330, 50),
+    ("words by hand, the log left out", 360, 50),
     ("lines of claims", 122, 52),
     ("lines of benchmarks", 363, 52),
     ("lines of benchmarks", 146, 52),
