@@ -217,7 +217,8 @@ class Runner:
                 start = time.perf_counter()
                 self.model(token, past_key_values=self.cache, use_cache=True, logits_to_keep=1)
                 synchronize(token.device)
-                (passes if phase.dense_at(self._done) else steps).append(time.perf_counter() - start)
+                elapsed = time.perf_counter() - start
+                (passes if phase.dense_at(self._done) else steps).append(elapsed)
                 self._done += 1
         indexed += self._index_seconds()
         stats = self.run.stats()

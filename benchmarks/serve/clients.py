@@ -20,7 +20,9 @@ BATCHED = {"cuda": 8192, "cpu": 2048}
 """Tokens of a step: what vLLM's server takes on an H100 and on other devices, where its `LLM` takes more."""
 
 STREAMED = 4
-"""Prompts of a stream that may be under way beside clients; lossless graphs want a multiple of it."""
+"""Prompts of a stream that may be under way at least, beside the most clients."""
+FEWEST = 1024
+"""Tokens of an answer that goes on while prompts come; how many are enough, only the run tells."""
 ROUNDS = 4
 """Requests of every client that count."""
 
@@ -52,6 +54,8 @@ class ClientsJob(EngineJob[int]):
             raise SaccadeError(f"shared={settings.shared} is not valid: a share of each prompt, from 0 to below 1")
         if settings.stream is not None and not 0 < settings.stream < float("inf"):
             raise SaccadeError(f"stream={settings.stream} is not valid: prompts a second, above 0")
+        if settings.stream and settings.new_tokens < FEWEST:
+            raise SaccadeError(f"new-tokens={settings.new_tokens} is not valid beside --stream: at least {FEWEST}")
         block, policies, notes = settings.check(grid)
         groups = tuple((name,) for name in (*policies, STOCK_AGAIN))
         longest = max(grid.contexts) + settings.new_tokens

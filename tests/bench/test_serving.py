@@ -49,7 +49,7 @@ def checked(**changed: Any) -> ServingJob:
         ({"tensor_parallel": 2}, "tensor-parallel=2 is not valid on a CPU"),
         ({"memory": 1.5}, "memory=1.5 is not valid"),
         ({"kv_cache_dtype": "fp8_e5m2"}, "kv-cache-dtype=fp8_e5m2 is not valid: one of auto, bfloat16, float16, fp8, "),
-        ({"quantization": "fp8_per_tensor"}, "quantization=fp8_per_tensor is not valid: fp8_per_tensor, on cuda alone"),
+        ({"quantization": "fp8_per_tensor"}, "quantization=fp8_per_tensor needs --device cuda"),
         ({"policies": ["lychee_cluster"]}, "reads text: shape 'smollm2-135m' has no tokenizer"),
     ],
 )

@@ -43,6 +43,7 @@ def checked(**changed: Any) -> ClientsJob:
         ({"shared": 1.0}, "shared=1.0 is not valid: a share of each prompt, from 0 to below 1"),
         ({"shared": float("nan")}, "shared=nan is not valid"),
         ({"stream": 0.0}, "stream=0.0 is not valid: prompts a second, above 0"),
+        ({"stream": 0.5}, "new-tokens=128 is not valid beside --stream: at least 1024"),
         ({"policies": ["quest:page=48"]}, "block=32 is no multiple of its page=48; pass --block 48"),
         ({"policies": ["lychee_cluster"]}, "reads text: shape 'smollm2-135m' has no tokenizer"),
         ({"tensor_parallel": 2}, "tensor-parallel=2 is not valid on a CPU"),
@@ -167,11 +168,9 @@ def test_what_counts_begins_when_clients_are_out_of_step() -> None:
     # First answers differ in length, all others do not.
     assert Answering.asked == [2, 4, 6, 8] + [8] * (len(Answering.asked) - 4)
     inner: Any = engine.llm.llm_engine
-    assert inner.most == 4
-    assert not inner.held
+    assert inner.most == 4 and not inner.held
     # Three steps to the first token and seven to the last, whoever else is served.
-    assert set(served.firsts) == {1.5}
-    assert set(served.gaps) == {0.5}
+    assert (set(served.firsts), set(served.gaps)) == ({1.5}, {0.5})
     # Answered in step 4, 6, 8 and 10, and every ten from there on: the tenth that counts is in step 36.
     assert (served.requests, served.seconds) == (10, (36 - 10) * 0.5)
     assert served.tokens == len(served.firsts) + len(served.gaps) == 20 + 22 + 22 + 20
@@ -188,7 +187,8 @@ def test_beside_a_stream_clients_answer_on_and_its_prompts_count() -> None:
     assert (set(served.firsts), set(served.gaps)) == ({1.5}, {0.5})
     assert (len(served.firsts), len(served.gaps)) == (5, 2 * 23) and served.tokens == 5 + 2 * 23
     row = row_of_load("stock", 2, served, asked.stream)
-    assert row.pace == row.row_tokens_per_second == 2 != row.requests_per_second and checked(stream=0.5).most == 2 + 4
+    assert row.pace == row.row_tokens_per_second == 2 != row.requests_per_second
+    assert checked(stream=0.5, new_tokens=2048).most == 2 + 4
     with pytest.raises(SaccadeError, match="new-tokens=8 is too few: a client's answer ended"):
         LoadedEngine(None).serve(replace(asked, new_tokens=8))
 
@@ -197,8 +197,7 @@ def test_beside_a_stream_clients_answer_on_and_its_prompts_count() -> None:
 def test_what_is_shared_is_in_the_cache_before_it_counts() -> None:
     engine = LoadedEngine(None)
     served = engine.serve(Load(clients=1, lengths=(8, 16, 24), shared=0.5, new_tokens=2, requests=3, vocabulary=50))
-    assert len(Answering.asked) == 3 + 3 + 1
-    assert (served.requests, served.prompt_tokens) == (3, 48)
+    assert (len(Answering.asked), served.requests, served.prompt_tokens) == (3 + 3 + 1, 3, 48)
 
 
 @pytest.mark.usefixtures("vllm")
@@ -238,7 +237,7 @@ def test_the_file_has_the_fields_of_those_in_docs(invoke: Invoke, tmp_path: Path
     assert invoke("serve", "--clients", "2", "--context", "64,32", *told.split(), file).exit_code == 0
     new, old = (json.loads(path.read_text()) for path in (file, RESULTS / "serve_clients_long_h200.json"))
     # Results of before have no rate of drafts, no stream and no tokens a second of a row.
-    assert new["settings"].keys() == old["settings"].keys() | {"draft_rate", "stream"}
+    assert new["settings"].keys() == old["settings"].keys() | {"draft_rate", "stream", "quantization"}
     added = new["rows"][0].keys() - old["rows"][0].keys()
     assert new.keys() == old.keys() and added == {"row_tokens_per_second", "stream"}
     assert new["command"].startswith("python -m benchmarks")

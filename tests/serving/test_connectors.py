@@ -30,7 +30,7 @@ WOULD = "would carry answers away", '"offload_prompt_only": true', "rectify=8:ve
         *((policy, given, WOULD) for policy, given in ((SPARSE, CONNECTOR), (REWRITTEN, ANSWERS), (SPARSE, None))),
         (PAGED, PROMPTS, ("OffloadingConnector", "bounds of pages", "quest")),
         *((LOSSLESS, {**CONNECTOR, "kv_connector": name}, (f"{name} is not known",)) for name in OTHERS),
-        (LOSSLESS, {**CONNECTOR, "kv_connector_module_path": "os"}, ("OffloadingConnector is not known",)),
+        (LOSSLESS, {**CONNECTOR, "kv_connector_module_path": "os"}, ("OffloadingConnector of os is not known",)),
     ],
 )
 def test_a_connector_runs_if_what_it_carries_is_dense(policy: str, given: Any, words: tuple[str, ...]) -> None:
@@ -44,7 +44,7 @@ def test_a_connector_runs_if_what_it_carries_is_dense(policy: str, given: Any, w
 
 def test_answers_of_streaming_sessions_are_not_carried_as_prompts() -> None:
     (found,) = reasons(SPARSE, kv_transfer_config=KVTransferConfig(**PROMPTS), enable_prefix_caching=False)
-    assert "beside a prefix cache" in found
+    assert "needs the prefix cache" in found
 
 
 def reasons(policy: str, **settings: Any) -> list[str]:

@@ -66,8 +66,10 @@ class EngineSettings(PolicySettings):
             raise SaccadeError(f"memory={self.memory} is not valid: a share of the device's, such as 0.9")
         if self.kv_cache_dtype not in VALID:
             raise SaccadeError(f"kv-cache-dtype={self.kv_cache_dtype} is not valid: one of {', '.join(VALID)}")
-        if self.quantization not in (None, QUANTIZED) or (self.quantization and not grid.served):
-            raise SaccadeError(f"quantization={self.quantization} is not valid: {QUANTIZED}, on cuda alone")
+        if self.quantization not in (None, QUANTIZED):
+            raise SaccadeError(f"quantization={self.quantization} is not valid: {QUANTIZED}")
+        if self.quantization and not grid.served:
+            raise SaccadeError(f"quantization={self.quantization} needs --device cuda")
         block = self.block or (16 if grid.served else 32)
         if block % 16:
             raise SaccadeError(f"block={block} is not valid: a multiple of 16, vLLM's unit")

@@ -207,8 +207,7 @@ class NeedleProblems:
     def _try(self, length: int, begin: int, rng: numpy.random.Generator) -> Problem | None:
         style = STYLES[self.task]
         facts = style.values(make_facts(needles_in(self.task, length), rng, "eval"), rng)
-        added = sum(self._size(style.state(fact)) for fact in facts)
-        stretch = self.corpus.stretch(begin, max(length - added, 1))
+        stretch = self.corpus.stretch(begin, max(length - sum(self._size(style.state(fact)) for fact in facts), 1))
         try:
             text, spans = with_facts(self.tokenizer, stretch, facts, rng, style.state)
         except ValueError:  # code without a sentence

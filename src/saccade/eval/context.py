@@ -164,8 +164,7 @@ def _shares(limit: int) -> list[int]:
 def _built_in(tokenizer: Any, text: str, length: int, asked: int, rng: numpy.random.Generator) -> Context:
     facts = make_facts(FACTS_PER_CONTEXT, rng, "eval")
     ends = token_ends(tokenizer, text)
-    added = sum(len(encode(tokenizer, f" {sentence(fact)}")) for fact in facts)
-    kept = max(length - added, 1)
+    kept = max(length - sum(len(encode(tokenizer, f" {sentence(fact)}")) for fact in facts), 1)
     state = rng.bit_generator.state
     # Token counts do not add up exactly where sentences are inserted, so a short text is made a little longer.
     while True:

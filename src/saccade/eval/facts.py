@@ -88,8 +88,7 @@ def hide(
     spans: dict[int, tuple[int, int]] = {}
     length = done = 0
     for slot, chosen in enumerate(rng.permutation(len(facts))):
-        depth = (slot + rng.random()) / len(facts)
-        offset = ends[min(bisect_left(ends, depth * len(text)), len(ends) - 1)]
+        offset = ends[min(bisect_left(ends, (slot + rng.random()) / len(facts) * len(text)), len(ends) - 1)]
         stated = state(facts[chosen])
         parts += [text[done:offset], " ", stated]
         begin = length + offset - done + 1

@@ -1,4 +1,4 @@
-"""Tasks of RULER that need no download (Hsieh et al., 2024, arXiv 2404.06654), as lm-evaluation-harness makes them."""
+"""Three tasks of RULER (Hsieh et al., 2024, arXiv 2404.06654) without a download, as lm-evaluation-harness has them."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from contextlib import redirect_stderr, redirect_stdout
 from importlib.util import find_spec
 from io import StringIO
 from typing import Any
+from unittest.mock import patch
 
 import numpy
 
@@ -18,21 +19,26 @@ RULER, TASKS, LEAST = "ruler", ("niah_multikey_2", "niah_multikey_3", "vt"), 204
 
 
 def ruler_rows(tokenizer: Any, length: int, count: int, seed: int) -> list[tuple[str, Mapping[str, Any]]]:
-    """`count` rows, each task's in turn, of at most `length` tokens with their answers, in the columns of a benchmark.
+    """`count` rows, each task's in turn, in the columns of a benchmark.
+
+    Text, question and answer are at most `length` tokens; answer prefix and chat template come on top.
 
     Raises:
-        DocumentError: too short a length.
-        SaccadeError: the harness is not installed.
+        DocumentError: too short a length, or a tokenizer that makes too many tokens of words.
+        SaccadeError: the harness is not installed, or not all of it.
     """
-    if find_spec("lm_eval") is None:
+    if not all(map(find_spec, ("lm_eval", "nltk", "wonderwords"))):
         raise SaccadeError(f"--task {RULER} needs lm_eval: {install('lm-eval')}")
     if length < LEAST:
         raise DocumentError(f"--context {length}: --task {RULER} takes at least {LEAST}")
+    if len(tokenizer("The grass is green. " * 50).input_ids) > LEAST // 4:
+        raise DocumentError(f"--task {RULER}: the example of `vt` does not fit a tokenizer of so few letters a token")
     each = -(-count // len(TASKS))
-    # The harness draws from these, and prints.
+    # The harness draws from these, prints, and would fetch what cuts essays into sentences.
+    states = random.getstate(), numpy.random.get_state()  # noqa: NPY002
     random.seed(seed)
     numpy.random.seed(seed)  # noqa: NPY002
-    with redirect_stdout(StringIO()), redirect_stderr(StringIO()):
+    with redirect_stdout(StringIO()), redirect_stderr(StringIO()), patch("nltk.download"):
         from lm_eval.tasks.ruler.niah_utils import TEMPLATE
         from lm_eval.tasks.ruler.prepare_niah import NEEDLE, generate_samples
         from lm_eval.tasks.ruler.vt_utils import sys_vartrack_w_noise_random as chains
@@ -43,6 +49,8 @@ def ruler_rows(tokenizer: Any, length: int, count: int, seed: int) -> list[tuple
         uuids = generate_samples(type_needle_k="uuids", type_needle_v="uuids", **given)
         (example,) = chains(tokenizer, 1, max_seq_length=500, incremental=5)
         made = numbers, uuids, chains(tokenizer, each, max_seq_length=length, icl_example=example)
+    random.setstate(states[0])
+    numpy.random.set_state(states[1])  # noqa: NPY002
     rows = [_row(task, row) for turn in zip(*made, strict=True) for task, row in zip(TASKS, turn, strict=True)]
     return [(f"{RULER}'s row {number}, {row['task']}", row) for number, row in enumerate(rows[:count], start=1)]
 

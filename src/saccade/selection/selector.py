@@ -220,8 +220,7 @@ class WindowSelector(Selector):
     def select(self, q: Tensor, kv: KVView, index: Index | None, scores: Tensor | None, scale: float) -> Selection:
         lengths = kv.rows.seq_lens[:, None]
         slot = torch.arange(self.budget, dtype=torch.int32, device=lengths.device)[None]
-        recent = lengths - self.budget + slot
-        ids = torch.where((slot < self.sinks) | (lengths <= self.budget), slot, recent)
+        ids = torch.where((slot < self.sinks) | (lengths <= self.budget), slot, lengths - self.budget + slot)
         return Selection(torch.where(slot < lengths, ids, -1)[:, None], lengths.clamp(max=self.budget))
 
     def size(self, length: int) -> int:

@@ -222,8 +222,7 @@ class Probe:
         asked = [one for one in self._walks if one.steps == walk]
         if all((one.text, one.kind, one.start + step) in self._dense for one in asked for step in one.measured):
             return
-        shortest = min(one.steps for one in self._walks)
-        for here, logits in self._steps(Policy.from_spec("dense"), None, shortest):
+        for here, logits in self._steps(Policy.from_spec("dense"), None, min(one.steps for one in self._walks)):
             self._dense |= dict(zip(here, logits, strict=True))
 
     def _steps(self, policy: Policy, tokenizer: Any, walk: int, every: int = 1) -> Iterator[tuple[list[Place], Tensor]]:

@@ -180,24 +180,28 @@ def _connector(vllm_config: Any, options: ServeOptions, plan: Plan) -> list[str]
 
     vLLM's offloading takes full blocks among tokens that its scheduler knows, behind the step that computes the last
     one. Drafts lie behind them all, and what they wrote of these the verifying step has rewritten. Of a block it takes
-    keys and values.
+    keys and values; to where, a spec of others may say too.
     """
     given = vllm_config.kv_transfer_config
     name = None if given is None else given.kv_connector
     if name is None:
         return []
-    if name != OFFLOADING or given.kv_connector_module_path is not None:
-        return [f"KV connector {name} is not known to leave behind what sparse steps wrote; {OFFLOADING} is"]
+    outside, more = given.kv_connector_module_path, given.kv_connector_extra_config
+    if name != OFFLOADING or outside:
+        told = f"KV connector {name}" + (f" of {outside}" if outside else "")
+        return [f"{told} is not known to leave behind what sparse steps wrote; vLLM's own {OFFLOADING} is"]
     if plan.bounds_page is not None:
         told = f"bounds of pages, which {options.policy} searches"
         return [f"KV connector {name} brings keys back without their {told}: choose a policy that bounds no pages"]
-    # What a streaming session was answered becomes a part of its prompt, whose blocks nobody finds by those hashes.
-    prompts = given.kv_connector_extra_config.get(PROMPTS) is True and vllm_config.cache_config.enable_prefix_caching
-    if options.drafts or prompts:
-        moved = problem("offloading")
-        return [] if moved is None else [moved]
-    told = f'set "{PROMPTS}": true in its kv_connector_extra_config beside a prefix cache, or rectify=8:verify'
-    return [f"KV connector {name} would carry answers away, which sparse steps wrote: {told}"]
+    if not options.drafts and more.get(PROMPTS) is not True:
+        told = f'set "{PROMPTS}": true in its kv_connector_extra_config, or rectify=8:verify'
+        return [f"KV connector {name} would carry answers away, which sparse steps wrote: {told}"]
+    # There a streaming session's answers, a part of its next prompt, have hashes of ours or were set back.
+    if not options.drafts and not vllm_config.cache_config.enable_prefix_caching:
+        told = "without it answers of streaming sessions would leave as prompts"
+        return [f"KV connector {name} needs the prefix cache (--enable-prefix-caching): {told}"]
+    moved = problem("offloading")
+    return [] if moved is None else [moved]
 
 
 def _guess(vllm_config: Any, options: ServeOptions, plan: Plan) -> list[str]:

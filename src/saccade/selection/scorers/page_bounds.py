@@ -61,7 +61,8 @@ class PageBounds:
             return
         extra = max(pages - held, held // 8, 16)
         room = self.lower.new_empty((*self.lower.shape[:2], extra, self.lower.shape[3]))
-        self.lower, self.upper = (torch.cat((bound, room), dim=2) for bound in (self.lower, self.upper))
+        self.lower = torch.cat((self.lower, room), dim=2)
+        self.upper = torch.cat((self.upper, room), dim=2)
 
 
 @dataclass(frozen=True, slots=True)

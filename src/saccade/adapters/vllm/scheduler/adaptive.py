@@ -75,8 +75,7 @@ class AdaptiveScheduler(Scheduler):
         rows = [self.requests[name] for name in counts if name in self.requests]
         alike = all(count == length + 1 and len(drafts.get(name, ())) == length for name, count in counts.items())
         if rows and alike and len(rows) == len(counts):
-            tokens = sum(request.num_computed_tokens for request in rows)
-            self.draft_length.took(length, len(rows), tokens, seconds)
+            self.draft_length.took(length, len(rows), sum(request.num_computed_tokens for request in rows), seconds)
 
 
 class AheadAdaptiveScheduler(AdaptiveScheduler, AsyncScheduler):
