@@ -39,8 +39,8 @@ fast_index = fast_attention[1:] or ("reference",)
 every_index = ("triton",) if INTERPRETED else ("reference", *fast_attention[1:])
 index_implementations = st.sampled_from(every_index)
 poolings = st.sampled_from(get_args(Pooling))
-DEVICES = [90, pytest.param(80, marks=walk)]
-"""Compute capabilities: of an H100 every time, of an A100 in `make walk`, but for attention."""
+DEVICES = [90, *(pytest.param(one, marks=walk) for one in (80, 100, 120))]
+"""Compute capabilities: of an H100 every time, of an A100 and two Blackwells in `make walk`, but for attention."""
 
 
 def fewer(examples: int) -> settings:
