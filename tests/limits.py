@@ -45,7 +45,7 @@ ALLOWANCES: tuple[tuple[str, int, int], ...] = (
     ("lines of claims", 300, 48),
     ("words by hand, the log left out", 400, 48),
     ("lines of claims", 490, 49),
-    ("lines of tests", 341, 49),
+    ("lines of tests", 342, 49),
     ("cases of make test and make walk", 11, 49),
     ("words by hand, the log left out", 600, 49),
     ("lines of Python in src", 76, 50),

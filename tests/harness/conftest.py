@@ -35,8 +35,9 @@ def ruler(bundled: str) -> dict[str, Any]:
     words = {name: some[:100] for name, some in wonderwords.RandomWord()._categories.items()}
     folder = Path(lm_eval.tasks.__file__).parent / "ruler"
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("tqdm.tqdm", lambda numbers, **_: numbers[:1])
         patch.setattr("wonderwords.RandomWord", lambda: SimpleNamespace(_categories=words))
+        for place in ("lm_eval.tasks.ruler.prepare_niah.tqdm", "tqdm.tqdm"):  # the first one stays imported
+            patch.setattr(place, lambda numbers, **_: numbers[:1])
         given = {"pretrained": bundled, "max_seq_lengths": [1024]}
         found = lm_eval.tasks.TaskManager(include_path=folder, include_defaults=False, metadata=given).load(list(RULER))
     for task in found["tasks"].values():
