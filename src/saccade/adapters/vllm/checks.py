@@ -200,8 +200,7 @@ def _connector(vllm_config: Any, options: ServeOptions, plan: Plan) -> list[str]
     if not options.drafts and not vllm_config.cache_config.enable_prefix_caching:
         told = "without it answers of streaming sessions would leave as prompts"
         return [f"KV connector {name} needs the prefix cache (--enable-prefix-caching): {told}"]
-    moved = problem("offloading")
-    return [] if moved is None else [moved]
+    return [moved] if (moved := problem("offloading")) else []
 
 
 def _guess(vllm_config: Any, options: ServeOptions, plan: Plan) -> list[str]:

@@ -44,7 +44,8 @@ def _tokens(selection: Selection, rows: Rows) -> tuple[Tensor, Tensor | None]:
 def _flat_index(tokens: Tensor, kv: KVView, flat: FlatCache, heads: int) -> Tensor:
     """Flat rows of tokens `[B, G, width]` for each of `heads` heads, as one vector."""
     rows, page = kv.rows, kv.page
-    offsets = [head // (heads // kv.kv_heads) * flat.head for head in range(heads)]
+    group = heads // kv.kv_heads
+    offsets = [head // group * flat.head for head in range(heads)]
     if rows.page_table.shape[1] == 1:
         bases = [
             [[number * flat.page + start * flat.slot + offset] for offset in offsets]

@@ -90,8 +90,8 @@ def _kept_units(
     tokens, offsets = tree.unit_tokens[slots].long() * indexed[:, None, None], tree.unit_offsets[slots].long()
     order = bounds.masked_fill(tokens == 0, -torch.inf).sort(dim=-1, descending=True, stable=True).indices
     tokens, first = tokens.gather(-1, order), offsets.gather(-1, order)
-    kept = (tokens > 0) & (tokens.cumsum(-1) - tokens < 4 * budget)
-    return first, (offsets.gather(-1, order + 1) - first) * kept
+    kept = tokens.cumsum(-1) - tokens < 4 * budget
+    return first, (offsets.gather(-1, order + 1) - first) * (kept & (tokens > 0))
 
 
 def _chunks(tree: ClusterTree, slots: Tensor, ranked: Tensor, sizes: Tensor, chunks: int) -> tuple[Tensor, ...]:
