@@ -46,6 +46,7 @@ class Continuation:
         apart: phases of rectification whose dense steps some measures leave out.
         kinds: of texts, as `texts_by_kind` makes them; a text is `KIND NUMBER` then.
         nearer: shorter prompts in front of the same tokens too; an arm is `behind PROMPT, SPEC` then.
+        own: temperature at which the model itself writes, densely, what follows the prompt; the text's own goes.
     """
 
     interval: ClassVar[str] = TEXTS
@@ -58,6 +59,7 @@ class Continuation:
     apart: tuple[int, ...] | None = None
     kinds: tuple[str, ...] | None = None
     nearer: tuple[int, ...] | None = None
+    own: float | None = None
 
     def units(self, study: Study) -> int:
         batches = sum(-(-self._count // self._rows(study, prompt)) for prompt in self._prompts)
@@ -70,6 +72,7 @@ class Continuation:
         batches = [*self._batches(study)]
         about = {name: getattr(self, name) for name in ("prompt", "decoded", "texts", "seed")}
         about |= {name: list(told) for name in ("kinds", "nearer") if (told := getattr(self, name))}
+        about |= {} if self.own is None else {"own": self.own}
         with study.samples(about | {"batches": [len(batch.names) for batch in batches]}, KEY) as ledger:
             decoding = Decoding(study.loaded, subject.tokenizer, batches, ledger, study.threads, apart=self.apart)
             decoding.run([*dict.fromkeys(map(str, policies.values()))], advance)
@@ -112,7 +115,28 @@ class Continuation:
             for first in range(0, len(cut), rows):
                 names = tuple(cut)[first : first + rows]
                 front = f"behind {prompt}, " if self.nearer else ""
-                yield Batch(front, prompt, names, tuple(map(cut.__getitem__, names)))
+                read = tuple(map(cut.__getitem__, names))
+                if self.own is not None:
+                    read = written(
+                        study.loaded, [text[:prompt] for text in read], self.decoded + 1, self.own, self.seed
+                    )
+                yield Batch(front, prompt, names, read)
+
+
+def written(
+    model: Any, prompts: Sequence[Sequence[int]], count: int, temperature: float, seed: int
+) -> tuple[tuple[int, ...], ...]:
+    """Prompts of one length and `count` tokens that the model writes behind each, drawn at a temperature.
+
+    What would end a text is not written, so that all are equally long.
+    """
+    ids = torch.tensor(prompts, device=model.device)
+    torch.manual_seed(seed)
+    # Named, since a checkpoint may come with others of its own.
+    plain = {"temperature": temperature, "top_k": 0, "top_p": 1.0, "repetition_penalty": 1.0}
+    told = {"do_sample": True, "min_new_tokens": count, "max_new_tokens": count, "pad_token_id": 0}
+    found = model.generate(ids, attention_mask=torch.ones_like(ids), **plain, **told)
+    return tuple(map(tuple, found.tolist()))
 
 
 @dataclass(frozen=True, slots=True)

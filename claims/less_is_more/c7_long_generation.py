@@ -4,7 +4,8 @@ from ..designs.continuation import Continuation
 from ..judging.claim import LESS_IS_MORE, Claim, Group, Source, Test
 
 OWN = Group("less_is_more:budget=256")
-FRAMED = "tidal:budget=256,heads=query,sinks=4,window=64"
+PUBLISHED = "tidal:budget=256,heads=query"
+FRAMED = f"{PUBLISHED},sinks=4,window=60"
 """With LessIsMore's sinks and recent window: what is left is one set or one per head."""
 
 
@@ -19,18 +20,19 @@ CLAIM = Claim(
     settings=Continuation(
         arms=(
             "less_is_more:budget=256",
-            "tidal:budget=256,heads=query",
+            PUBLISHED,
             FRAMED,
-            "streaming:budget=256",
+            "streaming:budget=256,dense_layers=2",
         ),
         decoded=2048,
         texts=8,
         kinds=("code", "prose"),
+        own=0.7,
     ),
     tests=(
-        *(_above(part, "tidal:budget=256,heads=query") for part in (1, 2, 3, 4)),
-        _above(4, FRAMED, decides=False),
-        _above(4, "streaming:budget=256", decides=False),
+        *(_above(part, FRAMED) for part in (1, 2, 3, 4)),
+        *(_above(part, PUBLISHED, decides=False) for part in (1, 2, 3, 4)),
+        _above(4, "streaming:budget=256,dense_layers=2", decides=False),
     ),
-    protocol="the model's own long answers",
+    protocol="long answers of reasoning models",
 )

@@ -23,7 +23,7 @@ CLAIM = Claim(
     source=Source(LESS_IS_MORE, "figure 7"),
     settings=Continuation(
         # Four sinks in all arms but the published TidalDecode.
-        arms=(*map(_recent, SHARES), TIDAL, f"{TIDAL},sinks=4", f"{TIDAL},sinks=4,window=64"),
+        arms=(*map(_recent, SHARES), TIDAL, f"{TIDAL},sinks=4", f"{TIDAL},sinks=4,window=60"),
         prompt=8192,
         decoded=256,
         kinds=KINDS,
@@ -36,7 +36,7 @@ CLAIM = Claim(
             *(_recall(kind, 0.25, _recent(share)) for share in SHARES if share != 0.25),
             _recall(kind, 1, _recent(0), "below"),
             _recall(kind, 0, TIDAL, decides=False),
-            _recall(kind, 0.25, f"{TIDAL},sinks=4,window=64", decides=False),
+            _recall(kind, 0.25, f"{TIDAL},sinks=4,window=60", decides=False),
         )
     ),
 )

@@ -77,6 +77,29 @@ def test_plain_texts(study: Callable[[str], Study], monkeypatch: pytest.MonkeyPa
             assert targets.setdefault(name, text[-42:]) == text[-42:], "a shorter prompt moves no target"
 
 
+def test_own_texts(study: Callable[[str], Study], monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a model writes behind its prompts is what it is then told; next to temperature 0 that is the likeliest."""
+    cold, warm = replace(PLAIN, nearer=None, own=1e-6), replace(PLAIN, nearer=None, own=1.0)
+    monkeypatch.setattr(continuation, "rows_together", together(4))
+    here = study("own")
+    (given,), (drawn,), (again,), (own,) = (
+        [*one._batches(here)] for one in (replace(cold, own=None), warm, warm, cold)
+    )
+    assert drawn == again
+    model = ModelSource.locate(str(here.model)).weights(torch.device("cpu"), torch.float64)
+    for before, text, other in zip(given.texts, own.texts, drawn.texts, strict=True):
+        assert text[:130] == other[:130] == before[:130] and len(text) == len(other) == len(before) == 130 + 42 + 1
+        assert text != other != before
+        with torch.no_grad():
+            logits = model(torch.tensor([text])).logits[0, 129:-1]
+        logits[:, model.config.eos_token_id] = -torch.inf
+        near = logits.gather(-1, torch.tensor(text[130:])[:, None])[:, 0]
+        # float32's logits are within 1e-5 of these.
+        assert float((logits.amax(-1) - near).max()) < 2e-5
+    samples = by_name([*cold.run(here, lambda _: None)])
+    assert {arm for _, arm, _ in samples} == set(ARMS) and samples["code 0", "dense", "right"] > 0.9
+
+
 def test_passages(study: Callable[[str], Study], monkeypatch: pytest.MonkeyPatch) -> None:
     found = []
     for rows in (1, 3):
