@@ -11,7 +11,7 @@ import typer
 from saccade.cli import options
 from saccade.cli.bench import BUDGET, SERVED_CONTEXTS, SERVED_POLICIES, decode, time_engines
 from saccade.cli.group import INTERRUPTED, OneLineErrors
-from saccade.cli.options import Device, Dtype, JsonFile, Model, Picture, RandomDtype, Seed, count, number, words
+from saccade.cli.options import Device, Dtype, JsonFile, Model, Picture, RandomDtype, Seed, count, flag, number, words
 from saccade.cli.terminal import Work, output, quiet_libraries, say, time_and_show, until_stopped
 from saccade.eval.output import check_file, write_json
 from saccade.files import replace_text
@@ -174,49 +174,16 @@ def growth(
 
 
 @app.command()
-def speculation(
-    model: Model = None,
-    policy: Annotated[str, typer.Option(metavar="SPEC", help="Policy, without rectification.")] = "resa",
-    every: Annotated[int, typer.Option(min=1, help="Sparse steps of a round, and drafts of one.")] = 16,
-    context: Annotated[str, typer.Option(metavar="N,N", help="Tokens of a text, read densely.")] = "4096,16384",
-    texts: Annotated[int, typer.Option(min=1, help="Texts of packages' sources per context.")] = 12,
-    rounds: Annotated[int, typer.Option(min=1, help="Turns of each decoder behind each text.")] = 2,
-    periods: Annotated[int, typer.Option(min=1, help="Timed rounds of a turn: every + 1 tokens each.")] = 8,
-    threads: Annotated[int, typer.Option(min=1, help="CPU threads.")] = 1,
-    dtype: Dtype = "auto",
-    device: Device = "auto",
-    seed: Seed = 20,
-    json: JsonFile = None,
-) -> None:
-    """Time generated tokens, rectified against self-speculation, beside dense decoders; all take turns.
-
-    Every turn goes on greedily with the same text. What verification costs depends on how many drafts stand, which is
-    told beside it.
-
-    Example:
-
-      python -m benchmarks speculation --json speculation.json
-    """
-    from .speculation import Speculation, SpeculationSettings, speculation_table
-
-    quiet_libraries()
-    settings = SpeculationSettings(
-        model=model, policy=policy, every=every, contexts=context, texts=texts, rounds=rounds, periods=periods,
-        threads=threads, dtype=dtype, device=device, seed=seed,
-    )  # fmt: skip
-    _run(Speculation.check(settings), json, None, lambda results: [speculation_table(results)], lambda _: "")
-
-
-@app.command()
 def drafts(
     model: Annotated[str, typer.Option(metavar="DIR", help="Model folder.")],
     policy: Annotated[str, typer.Option(metavar="SPEC", help="Policy, without budget and rectification.")],
-    budget: Annotated[str, typer.Option(metavar="N,N", help="Budgets.")] = "2048",
+    budget: Annotated[str, typer.Option(metavar="N,N", help="Budgets; empty: the policy's own.")] = "2048",
     every: Annotated[int, typer.Option(min=1, help="Drafts that a pass verifies at most.")] = 8,
     context: Annotated[int, typer.Option(min=1024, help="Tokens of a prompt.")] = 30720,
     texts: Annotated[int, typer.Option(min=1, help="Texts of each kind: code, prose, questions about code.")] = 16,
     new_tokens: Annotated[int, typer.Option(min=32, help="Tokens of an answer.")] = 256,
     batch: Annotated[str, typer.Option(metavar="N,N", help="Rows whose pace is taken.")] = "1,8,32",
+    rectified: Annotated[bool, flag("--rectified", "The same rectified beside always as many drafts.")] = False,
     seed: Seed = 20,
     json: JsonFile = None,
 ) -> None:
@@ -231,7 +198,7 @@ def drafts(
     from .drafts import Drafts, DraftsSettings, drafts_table
 
     quiet_libraries()
-    settings = DraftsSettings(model, policy, budget, every, context, texts, new_tokens, batch, seed)
+    settings = DraftsSettings(model, policy, budget, every, context, texts, new_tokens, batch, seed, rectified)
     job: Any = Drafts.check(settings)  # runs as a GridJob does, on no grid
     time_and_show(job, drafts_table, json)
 

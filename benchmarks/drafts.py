@@ -13,6 +13,7 @@ from rich.table import Table
 
 from claims.designs.kinds import texts_by_kind
 from claims.judging.shares import share_interval
+from saccade.adapters.vllm.checks import SCHEDULER, captured_for, rectifies_ahead
 from saccade.adapters.vllm.lossless import ADAPTIVE, WORKER, lengths, speculation
 from saccade.adapters.vllm.options import CAPTURED, KEY, ServeOptions
 from saccade.bench.grid import OnUnit
@@ -56,6 +57,7 @@ class DraftsSettings:
     new_tokens: int
     batches: str
     seed: int
+    rectified: bool = False
 
 
 @dataclass
@@ -80,10 +82,15 @@ class Drafts:
         subject = Subject.check(settings.model, "auto", "auto")
         engines: dict[str, tuple[ServeOptions | None, bool]] = {STOCK: (None, False)}
         given = settings.policy + ("," if ":" in settings.policy else ":")
-        for place, budget in enumerate(whole_numbers("budget", settings.budgets, at_least=16)):
-            policy = Policy.from_spec(f"{given}budget={budget},rectify={settings.drafts}:verify")
+        for place, budget in enumerate(settings.budgets.split(",")):
+            of_budget = given + (f"budget={budget}," if budget else "") + f"rectify={settings.drafts}"
+            policy = Policy.from_spec(f"{of_budget}:verify")
             policy.plan(subject.shape)
-            engines |= {} if place else {str(policy): (ServeOptions(policy), False)}
+            if settings.rectified:
+                rectified = Policy.from_spec(of_budget)
+                engines[str(rectified)] = ServeOptions(rectified), False
+            elif not place:
+                engines[str(policy)] = ServeOptions(policy), False
             engines[f"{policy}, always"] = ServeOptions(policy), True
         batches = whole_numbers("batch", settings.batches, at_least=1)
         if max(batches) > 2 * settings.texts:
@@ -104,7 +111,7 @@ class Drafts:
         """Ask every engine the same, one engine after the other."""
         prepare_process(served=True)
         own, subject, rows = self.settings, self.subject, list[dict[str, Any]]()
-        about = environment(threads=1, dtype=subject.dtype, device=subject.device)
+        about = environment(threads=1, dtype=subject.dtype, device=subject.device) | {"model": subject.source.name}
         results = {"shape": subject.source.name, "rows": rows, "settings": asdict(own), "environment": about}
         prompts = texts_by_kind(subject.tokenizer, own.context, own.texts, own.seed, subject.positions)
         plain = [text for pair in zip(prompts["code"], prompts["prose"], strict=True) for text in pair]
@@ -127,14 +134,22 @@ class Drafts:
         import vllm
 
         own, (options, fixed), ours = self.settings, self.engines[name], dict[str, Any]()
+        told: dict[str, Any] = {"model": own.model, "dtype": self.subject.dtype_name, "seed": own.seed}
+        told |= {"max_num_batched_tokens": 8192, "max_model_len": self.longest, "max_num_seqs": -(-self.most // 4) * 4}
         if options is not None:
-            ours = {"worker_cls": WORKER, "speculative_config": speculation(own.model, options.drafts, fixed=fixed)}
-            ours |= {"additional_config": {KEY: options.to_dict()}, "attention_backend": "CUSTOM"}
-            ours |= {} if fixed else {"scheduler_cls": ADAPTIVE}
-        return vllm.LLM(
-            model=own.model, dtype=self.subject.dtype_name, seed=own.seed, max_num_batched_tokens=8192,
-            max_model_len=self.longest, max_num_seqs=-(-self.most // 4) * 4, **ours,
-        )  # fmt: skip
+            ours = {"additional_config": {KEY: options.to_dict()}, "attention_backend": "CUSTOM"}
+            if options.rewrites is None:
+                ours |= {
+                    "worker_cls": WORKER,
+                    "speculative_config": speculation(own.model, options.drafts, fixed=fixed),
+                }
+                ours |= {} if fixed else {"scheduler_cls": ADAPTIVE}
+            else:
+                ours |= {"scheduler_cls": SCHEDULER}
+                config = vllm.EngineArgs(**told, **ours).create_engine_config()
+                ours |= {} if rectifies_ahead(config) else {"async_scheduling": False}
+                ours["cudagraph_capture_sizes"] = captured_for(config, options.rewrites)
+        return vllm.LLM(**told, **ours)
 
     def _count(self, llm: Any, name: str, kind: str, texts: Sequence[list[int]], temperature: float) -> dict[str, Any]:
         """What rows gain in each step that begins within an answer's first `new_tokens`; which answers are stock's."""
@@ -161,19 +176,21 @@ class Drafts:
         return row
 
     def _pace(self, llm: Any, name: str, batch: int, texts: Sequence[list[int]]) -> dict[str, Any]:
-        """Tokens per second of a batch while all its rows decode, until one has ended."""
-        most, steps, spent = TRIED + LONGER * self.settings.new_tokens, 0, numpy.zeros(2)
-        taken = max(batch, min(LOADS, len(texts)) // batch * batch)
+        """Tokens per second of a batch while all its rows decode, until one has ended; `each`, of every such batch, is
+        its tokens, seconds and steps."""
+        most, each = TRIED + LONGER * self.settings.new_tokens, list[tuple[int, float, int]]()
+        taken = len(texts) if self.settings.rectified else max(batch, min(LOADS, len(texts)) // batch * batch)
         for start in range(0, taken, batch):
             marks = list[tuple[int, float]]()
             for answers, ended in _answers(llm, texts[start : start + batch], most, 0.0):
                 if min(map(len, answers)) >= TRIED and not ended:
                     marks.append((sum(map(len, answers)), time.perf_counter()))
-            if marks:
-                spent, steps = spent + numpy.subtract(marks[-1], marks[0]), steps + len(marks) - 1
-        pace = float(spent[0] / spent[1]) if steps >= FEWEST else None
-        row = {"engine": name, "kind": PLAIN, "temperature": 0.0, "texts": taken}
-        return {**row, "batch": batch, "steps": steps, "pace": pace}
+            each += (
+                [(marks[-1][0] - marks[0][0], marks[-1][1] - marks[0][1], len(marks) - 1)] if marks else [(0, 0.0, 0)]
+            )
+        tokens, seconds, steps = map(sum, zip(*each, strict=True))
+        row = {"engine": name, "kind": PLAIN, "temperature": 0.0, "texts": taken, "batch": batch, "each": each}
+        return {**row, "steps": steps, "pace": tokens / seconds if steps >= FEWEST else None}
 
 
 def _answers(llm: Any, texts: Sequence[list[int]], most: int, temperature: float) -> Iterator[tuple[list[Any], int]]:

@@ -44,7 +44,7 @@ ALLOWANCES: tuple[tuple[str, int, int], ...] = (
     ("cases of make test and make walk", 100, 48),
     ("lines of claims", 300, 48),
     ("words by hand, the log left out", 400, 48),
-    ("lines of claims", 490, 49),
+    ("lines of claims", 500, 49),
     ("lines of tests", 400, 49),
     ("cases of make test and make walk", 16, 49),
     ("words by hand, the log left out", 600, 49),

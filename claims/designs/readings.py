@@ -15,14 +15,19 @@ def decoding_steps(content: Content) -> list[Sample]:
     return [_timed(_point(row), f"{row['runtime']} {row['policy']}", row) for row in content["rows"]]
 
 
-def speculation(content: Content) -> list[Sample]:
-    """`python -m benchmarks speculation`: milliseconds of a generated token, and how many drafts of a pass stood."""
-    samples = []
-    for row in content["texts"]:
-        drafts = {} if row["accepted"] is None else {"accepted": row["accepted"]}
-        text, arm = f"{row['context']:,}, text {row['text']}", f"{row['runtime']} {row['policy']}"
-        samples.append(Sample(text, arm, {"ms": row["ms_per_token"], **drafts}))
-    return samples
+def drafts(content: Content) -> list[Sample]:
+    """`python -m benchmarks drafts`: milliseconds of a row's token, and how many drafts of a pass stood.
+
+    Of texts alone of which every engine has a pace.
+    """
+    rows = {row["engine"]: row["each"] for row in content["rows"] if row.get("batch") == 1}
+    known = [text for text in range(min(map(len, rows.values()))) if all(each[text][2] for each in rows.values())]
+    return [
+        Sample(f"text {text}", engine, {"ms": 1e3 * seconds / tokens, "accepted": tokens / steps - 1})
+        for engine, each in rows.items()
+        for text in known
+        for tokens, seconds, steps in [each[text]]
+    ]
 
 
 def passes(content: Content) -> list[Sample]:

@@ -3,8 +3,13 @@
 from ..designs.measured import MeasuredTexts
 from ..judging.claim import RESA, Claim, Direction, Group, Source, Test
 
-COMMAND = "taskset -c 0 python -m benchmarks speculation --json docs/results/speculation_cpu.json"
-RECTIFIED, VERIFIED, DENSE = "saccade resa:rectify=16", "saccade resa:rectify=16:verify", "saccade dense"
+FILE = "drafts_rectified_h200.json"
+COMMAND = (
+    'python -m benchmarks drafts --model models/qwen2.5-coder-1.5b --policy resa --budget "" --every 16 --texts 8 '
+    f"--batch 1 --rectified --json docs/results/{FILE}"
+)
+"""In vLLM, every step captured: greedy answers behind 30K of code and of prose."""
+RECTIFIED, VERIFIED, STOCK = "resa:rectify=16", "resa:rectify=16:verify, always", "stock"
 
 
 def _time(other: str, against: str, direction: Direction, bound: float, reported: float | None = None) -> Test:
@@ -21,7 +26,7 @@ STANDING = Test(
 CLAIM = Claim(
     says=__doc__,
     source=Source(RESA, "table 3, appendix B"),
-    settings=MeasuredTexts("speculation_cpu.json", COMMAND, "speculation"),
+    settings=MeasuredTexts(FILE, COMMAND, "drafts"),
     # From 1.86 to 1.98 by task.
-    tests=(_time("rectification", RECTIFIED, "above", 1.5, 1.92), STANDING, _time("dense", DENSE, "below", 1.0)),
+    tests=(_time("rectification", RECTIFIED, "above", 1.5, 1.92), STANDING, _time("stock", STOCK, "below", 1.0)),
 )

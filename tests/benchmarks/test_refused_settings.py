@@ -11,7 +11,6 @@ from commands import Fails
 SIZES = {
     "soak": ("--prompt", "80", "--tokens", "40"),
     "growth": ("--context", "300", "--budget", "64", "--head-dim", "8", "--rounds", "2"),
-    "speculation": (),
 }
 REFUSED: dict[str, list[tuple[tuple[str, ...], str]]] = {
     "soak": [
@@ -31,12 +30,6 @@ REFUSED: dict[str, list[tuple[tuple[str, ...], str]]] = {
         (("--dtype", "int8"), "unknown dtype 'int8'; valid: float32, bfloat16, float16"),
         (("--rounds", "0"), "greater than or equal to 1"),
         (("--json", "/nowhere/growth.json"), "cannot be written"),
-    ],
-    "speculation": [
-        (("--policy", "resa:rectify=8"), "policy 'resa:rectify=8' says how it is rectified; --every does"),
-        (("--policy", "resa", "--context", "999999"), "context and generated: the model has"),
-        (("--policy", "nothing"), "nothing"),
-        (("--context", "0"), "context"),
     ],
 }
 

@@ -11,6 +11,7 @@ import pytest
 from benchmarks import drafts
 from benchmarks.drafts import AGAIN, PLAIN, TRIED, Drafts, DraftsSettings, drafts_table
 from claims.designs import kinds
+from claims.designs.readings import drafts as read
 from saccade.checkpoints.bundled import model_path
 from saccade.errors import SaccadeError
 
@@ -125,6 +126,28 @@ def test_answers_that_end_by_themselves(monkeypatch: pytest.MonkeyPatch) -> None
     assert rows[SERVED, "prose", 0.0]["gained"] == 1 and rows[SERVED, "prose", 0.0]["texts"] == 3
 
 
+def test_rectified_beside_what_is_verified_text_by_text(monkeypatch: pytest.MonkeyPatch) -> None:
+    now, rectified = [0.0], SERVED.removesuffix(":verify")
+    monkeypatch.setattr(drafts, "time", SimpleNamespace(perf_counter=lambda: now[0]))
+    monkeypatch.setattr(drafts, "texts_by_kind", texts_by_kind)
+    job = Drafts.check(settings(rectified=True, batches="1"))
+    assert [*job.engines] == ["stock", rectified, ALWAYS, AGAIN]
+    gains = {ALWAYS: (3, 5, 1), rectified: (1,)}
+    monkeypatch.setattr(Drafts, "_engine", lambda _, name: Scripted(now, *gains.get(name, (1,))))
+    results = job.run(lambda *_: None)
+    samples = {(sample.text, sample.arm): sample.values for sample in read(results)}
+    assert {text for text, _ in samples} == {f"text {number}" for number in range(6)}, "all, of code and of prose"
+    for (_, name), values in samples.items():
+        gained = 3 if name == ALWAYS else 1
+        assert values["ms"] == pytest.approx(1e3 * STOCK_SECONDS / gained, rel=0.04), (
+            "whole rounds of 9 tokens, but one"
+        )
+        assert values["accepted"] == pytest.approx(gained - 1, abs=0.1)
+    (each,) = (row["each"] for row in results["rows"] if row.get("batch") == 1 and row["engine"] == ALWAYS)
+    each[2] = (0, 0.0, 0)
+    assert len(read(results)) == 4 * 5, "a text that one engine ended too early is nobody's"
+
+
 def test_a_cache_in_which_rows_would_wait_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     now = [0.0]
     little = Scripted(now, 1, room=3 * 1253 - 1)
@@ -137,7 +160,7 @@ def test_a_cache_in_which_rows_would_wait_is_refused(monkeypatch: pytest.MonkeyP
     ("other", "said"),
     [
         ({"context": 32_700}, "32929 tokens, context and new ones: the model has 32768 positions"),
-        ({"budgets": "8"}, "budget '8' is not valid"),
+        ({"budgets": "8"}, "budget=8 does not hold one page of 16"),
         ({"batches": "0"}, "batch '0' is not valid"),
         ({"batches": "7"}, "batch 7 is not valid: at most 6, of code and prose"),
         ({"batches": "128", "texts": 64}, "128 rows of 4 drafts: no graphs beyond 512 tokens a pass"),
