@@ -34,7 +34,7 @@ def test_planting_is_that_of_the_other_implementations(
     labels = alike(keys, counts, 32, made)
     assert labels.equal(wanted)
     # A problem is what it is alone, bit by bit: so an index is equal for every split of the prompt.
-    assert alike(keys[1:2, :208], counts[1:2], 26, made[1:2]).equal(labels[1:2, :208].clamp(max=26))
+    assert alike(keys[1:2], counts[1:2], 32, made[1:2]).equal(labels[1:2])
     for found, expected in zip(
         api.member_means(keys, labels, 32), reference.member_means(keys, wanted, 32), strict=True
     ):

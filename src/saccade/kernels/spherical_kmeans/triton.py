@@ -23,7 +23,7 @@ def spherical_kmeans(vectors: Tensor, clusters: int, iterations: int, sizes: Siz
     vectors = vectors.contiguous()
     (problems, count, head_dim), (centroids, _) = vectors.shape, first_centroids(vectors, clusters, sizes)
     own = torch.empty((problems, count), dtype=torch.float32, device=vectors.device)
-    labels, padded, inner = torch.empty_like(own, dtype=torch.int32), _padded(count), _inner(head_dim)
+    labels, padded, inner = torch.empty_like(own, dtype=torch.int32), _padded(count), _padded(head_dim, LEAST_DIM)
     block, columns, warps = tiles(vectors.device, inner)
     with torch.cuda.device_of(vectors):
         for _ in range(iterations):
@@ -60,17 +60,13 @@ def tiles(device: torch.device, inner: int) -> tuple[int, int, int]:
     return (64, 32, 4) if hopper or inner <= 64 else (64, 16, 8)
 
 
-def _padded(count: int) -> int:
-    return max(int(triton.next_power_of_2(count)), LEAST)
-
-
-def _inner(head_dim: int) -> int:
-    return max(int(triton.next_power_of_2(head_dim)), LEAST_DIM)
+def _padded(count: int, least: int = LEAST) -> int:
+    return max(int(triton.next_power_of_2(count)), least)
 
 
 def _gathered(vectors: Tensor, labels: Tensor, found: Tensor, *more: Tensor) -> None:
     """Of every set its mean and `more`, spread and size; or alone the new centroid."""
-    (problems, count, head_dim), inner = vectors.shape, _inner(vectors.shape[2])
+    (problems, count, head_dim), inner = vectors.shape, _padded(vectors.shape[2], LEAST_DIM)
     padded, strips = _padded(count), MEMBERS // inner
     _gather[(problems * found.shape[1],)](
         vectors, labels, found, *(more or (found, labels)), count, found.shape[1], HEAD_DIM=head_dim, INNER=inner,

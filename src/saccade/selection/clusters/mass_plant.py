@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from math import gcd
+
 import torch
 from torch import Tensor
 
@@ -17,7 +19,9 @@ def alike(tokens: Tensor, counts: Tensor, clusters: int, made: Tensor) -> Tensor
     The others are zeros. Keys are compared by direction from their mean: what all have in common moves no softmax, and
     would make all alike.
     """
-    away = tokens - tokens.sum(1, keepdim=True) / counts.clamp(min=1)[:, None, None]
+    # In two steps: a GPU adds up many in parts, whose number depends on what else is added up.
+    total = tokens.unflatten(1, (-1, gcd(tokens.shape[1], 64))).sum(2).sum(1, keepdim=True)
+    away = tokens - total / counts.clamp(min=1)[:, None, None]
     lengths = torch.linalg.vector_norm(away, dim=-1, keepdim=True)
     away.div_(torch.where(lengths > 0, lengths, 1.0))
     labels, _ = spherical_kmeans(away, clusters, counts=counts, cluster_counts=made, iterations=ITERATIONS)
