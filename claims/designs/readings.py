@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from statistics import fmean
 from typing import Any
 
 from ..judging.claim import Sample
 
 Content = Mapping[str, Any]
+FEWEST = 100
+"""Problems below which long answers tell nothing."""
 
 
 def decoding_steps(content: Content) -> list[Sample]:
@@ -27,6 +30,16 @@ def drafts(content: Content) -> list[Sample]:
         for engine, each in rows.items()
         for text in known
         for tokens, seconds, steps in [each[text]]
+    ]
+
+
+def reasoning(content: Content) -> list[Sample]:
+    """`python -m claims reasoning`: of every problem's answers the means; `enough`: whether 100 problems qualified."""
+    enough = {"enough": float(content["qualified"] >= FEWEST)}
+    names = ("tokens", "ended", "right", "repeated")
+    return [
+        Sample(row["problem"], row["arm"], {name: fmean(row[name]) for name in names} | enough)
+        for row in content["rows"]
     ]
 
 
