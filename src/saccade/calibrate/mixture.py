@@ -201,7 +201,7 @@ def _attention(
     def attend(scores: Tensor) -> Tensor:
         # A group's rows are one product's, so that values are not repeated for each.
         weights = _softmax(scores, sinks).to(q.dtype).flatten(1, 2)
-        return (weights @ torch.cat((values, said), dim=1)).view_as(q)
+        return (weights @ torch.cat((values, said), dim=1)).view(*q.shape[:3], -1)
 
     def mixed() -> Tensor:
         """`[Hkv, g, n, d]`; the set is chosen in here, so that not even it is kept for the backward pass."""
