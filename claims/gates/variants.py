@@ -29,8 +29,8 @@ VARIANTS = {
     LETTER: Variant(HardKuma.kind, LETTER),
     LOSS: Variant(HardKuma.kind, LOSS),
     DIRECT: Variant(DIRECT, LETTER),
-    DIRECT_SHARE: Variant(DIRECT, SHARE),
     SHARE: Variant(HardKuma.kind, SHARE),
+    DIRECT_SHARE: Variant(DIRECT, SHARE),
     MULTIPLIER: Variant(HardKuma.kind, MULTIPLIER),
     CODE: Variant(HardKuma.kind, CODE),
 }
