@@ -89,7 +89,7 @@ BLOCKS: Mapping[str, Made] = {
     "demo": Made(quality.demo, "demo", "make demo"),
     "verify": Made(quality.verify, "verify", "python tests/acceptance/check_verify.py 500 docs/results/verify.json"),
     "layers": Made(quality.layers, "layers", _LAYERS),
-    "gates": Made(gates.section, "gates", gates.command(VARIANTS)),
+    "gates": Made(gates.section, "gates", gates.command({"runs": [{"variant": name} for name in VARIANTS]})),
     "tune": Made(quality.tune, "tune", _TUNE),
     "promise": Made(quality.promise, "promise", "python -m claims promise"),
     "promise-power": Made(quality.power, "promise", "python -m claims promise"),

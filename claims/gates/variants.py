@@ -11,6 +11,7 @@ from .published import CODE
 from .scaled import LETTER, LOSS, MULTIPLIER, SHARE
 
 DIRECT = DirectGates.kind
+DIRECTS = DIRECT_SHARE, _ = f"{DIRECT}-{SHARE}", DIRECT
 GREY = 0.1, 0.9
 """Between them a gate has not decided."""
 
@@ -29,6 +30,7 @@ VARIANTS = {
     LOSS: Variant(HardKuma.kind, LOSS),
     DIRECT: Variant(DIRECT, LETTER),
     SHARE: Variant(HardKuma.kind, SHARE),
+    DIRECT_SHARE: Variant(DIRECT, SHARE),
     MULTIPLIER: Variant(HardKuma.kind, MULTIPLIER),
     CODE: Variant(HardKuma.kind, CODE),
 }

@@ -15,7 +15,7 @@ from transformers import AutoModelForCausalLM
 from saccade.adapters.hf.probe import KINDS, Probe, Told
 from saccade.adapters.hf.run import attached
 from saccade.calibrate import layers
-from saccade.calibrate.divergence import Divergence, record
+from saccade.eval.divergence import Divergence, record
 from saccade.calibrate.layers import LayerSearch
 from saccade.calibrate.passages import Texts
 from saccade.checkpoints.load import ModelSource

@@ -247,16 +247,9 @@ def expect_topk_and_last(
     st.integers(0, 2**31),
 )
 def test_the_last_entries_follow_the_best(
-    style: str,
-    rows: list[float],
-    width: int,
-    k: int,
-    last: int,
-    unit: int,
-    share: Share | None,
-    implementation: Implementation,
-    seed: int,
-) -> None:
+    style: str, rows: list[float], width: int, k: int, last: int, unit: int, share: Share | None,
+    implementation: Implementation, seed: int,
+) -> None:  # fmt: skip
     scores = make_scores(style, (len(rows), 2, width), seed)
     tokens = [round(part * width * unit) for part in rows]
     expect_topk_and_last(scores, tokens, k, last, share, unit, implementation=implementation)

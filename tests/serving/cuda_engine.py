@@ -62,24 +62,11 @@ class Row:
 
 
 def varlen(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    max_seqlen_q: int,
-    cu_seqlens_q: Tensor,
-    max_seqlen_k: int,
-    seqused_k: Tensor,
-    softmax_scale: float,
-    causal: bool,
-    block_table: Tensor,
-    num_splits: int = 0,
-    fa_version: int = 2,
-    out: Tensor | None = None,
-    q_descale: Tensor | None = None,
-    k_descale: Tensor | None = None,
-    v_descale: Tensor | None = None,
-    **others: Any,
-) -> Tensor:
+    q: Tensor, k: Tensor, v: Tensor, max_seqlen_q: int, cu_seqlens_q: Tensor, max_seqlen_k: int, seqused_k: Tensor,
+    softmax_scale: float, causal: bool, block_table: Tensor, num_splits: int = 0, fa_version: int = 2,
+    out: Tensor | None = None, q_descale: Tensor | None = None, k_descale: Tensor | None = None,
+    v_descale: Tensor | None = None, **others: Any,
+) -> Tensor:  # fmt: skip
     """`flash_attn_varlen_func` over a paged cache as vLLM documents it, in float64, and what its kernels check.
 
     The factors of numbers in 8 bits are `[requests, Hkv]`; one that is not told counts as 1.
@@ -172,17 +159,9 @@ class CudaEngine:
     """
 
     def __init__(
-        self,
-        patch: pytest.MonkeyPatch,
-        policy: str,
-        *,
-        block: int = 16,
-        layout: str = "LBNHC",
-        device: str = "cpu",
-        requests: int = 4,
-        cache: str = "auto",
-        settings: dict[str, Any] | None = None,
-    ) -> None:
+        self, patch: pytest.MonkeyPatch, policy: str, *, block: int = 16, layout: str = "LBNHC", device: str = "cpu",
+        requests: int = 4, cache: str = "auto", settings: dict[str, Any] | None = None,
+    ) -> None:  # fmt: skip
         patch.setattr(flash_attn, "flash_attn_varlen_func", varlen, raising=False)
         patch.setattr(flash_attn, "reshape_and_cache_flash", reshape_and_cache, raising=False)
         patch.setattr(flash_attn, "get_flash_attn_version", lambda **_: 2)

@@ -40,16 +40,9 @@ def expect_fit(compiled: Compiled, registers: int) -> None:
 
 
 def compile_kernel(
-    module: str,
-    kernel: str,
-    signature: Mapping[str, str],
-    constants: Mapping[str, Any],
-    divisible: tuple[str, ...],
-    *,
-    capability: int,
-    warps: int = 4,
-    stages: int = 3,
-) -> Compiled:
+    module: str, kernel: str, signature: Mapping[str, str], constants: Mapping[str, Any], divisible: tuple[str, ...], *,
+    capability: int, warps: int = 4, stages: int = 3,
+) -> Compiled:  # fmt: skip
     """Compile `module.kernel` for `sm_<capability>`.
 
     Args:

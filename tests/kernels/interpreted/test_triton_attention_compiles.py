@@ -53,21 +53,10 @@ def describe(
 
 
 def attention(
-    kind: str,
-    *,
-    capability: int = 90,
-    dtype: str = "bf16",
-    cache: str | None = None,
-    dim: int = 128,
-    group: int = 4,
-    page: int = 0,
-    unit: int = 1,
-    pooling: str = "",
-    whole: bool = False,
-    sinks: bool = False,
-    capped: bool = False,
+    kind: str, *, capability: int = 90, dtype: str = "bf16", cache: str | None = None, dim: int = 128, group: int = 4,
+    page: int = 0, unit: int = 1, pooling: str = "", whole: bool = False, sinks: bool = False, capped: bool = False,
     joined: bool = False,
-) -> Compiled:
+) -> Compiled:  # fmt: skip
     from saccade.kernels._triton.attention import _attend
 
     names = set(_attend.arg_names)
@@ -94,16 +83,8 @@ def attention(
     sizes = tuning(constants["INNER"], size)
     constants |= {"CAPPED": capped, "ALL": kind != "sparse", "LISTED": kind != "dense", "UNIT": unit}
     constants |= {"BLOCK": sizes.block, "STAGES": sizes.stages}
-    return compile_kernel(
-        ATTENTION,
-        "_attend",
-        signature,
-        constants,
-        divisible,
-        capability=capability,
-        warps=sizes.warps,
-        stages=sizes.stages,
-    )
+    how = {"capability": capability, "warps": sizes.warps, "stages": sizes.stages}
+    return compile_kernel(ATTENTION, "_attend", signature, constants, divisible, **how)
 
 
 def expect_streaming(compiled: Compiled, registers: int) -> None:

@@ -47,20 +47,9 @@ def _small_tiles(request: pytest.FixtureRequest) -> Iterator[None]:
     """
     held, crowd, alone = request.param
     with pytest.MonkeyPatch.context() as patch:
-        for name, value in {
-            "DIRECT": 512,
-            "TILE": 8,
-            "PART": 128,
-            "FEWEST_BLOCKS": 256,
-            "COLLECTORS": 4,
-            "CROWD": crowd,
-            "PROGRAMS": crowd,
-            "HELD": held,
-            "ALONE": alone,
-            "RUN": 32,
-            "WAYS": 2,
-            "MERGED": 16,
-        }.items():
+        values = {"DIRECT": 512, "TILE": 8, "PART": 128, "FEWEST_BLOCKS": 256, "COLLECTORS": 4, "CROWD": crowd}
+        values |= {"PROGRAMS": crowd, "HELD": held, "ALONE": alone, "RUN": 32, "WAYS": 2, "MERGED": 16}
+        for name, value in values.items():
             patch.setattr(kernels if hasattr(kernels, name) else ranking, name, value)
         yield
 

@@ -41,39 +41,14 @@ def score(q: Tensor, kv: KVView, pooling: Pooling) -> Tensor:
 
 @triton.jit(do_not_specialize=["max_len", "batch", "kv_heads", "splits"])
 def _score(
-    q: tl.tensor,
-    q_row: tl.tensor,
-    q_head: tl.tensor,
-    q_dim: tl.tensor,
-    k: tl.tensor,
-    k_page: tl.tensor,
-    k_slot: tl.tensor,
-    k_head: tl.tensor,
-    k_dim: tl.tensor,
-    k_scale: tl.tensor,
-    k_scale_step: tl.tensor,
-    table: tl.tensor,
-    table_row: tl.tensor,
-    table_step: tl.tensor,
-    starts: tl.tensor,
-    starts_step: tl.tensor,
-    lengths: tl.tensor,
-    lengths_step: tl.tensor,
-    scores: tl.tensor,
-    max_len: tl.tensor,
-    batch: tl.tensor,
-    kv_heads: tl.tensor,
-    splits: tl.tensor,
-    GROUP: tl.constexpr,
-    TILE: tl.constexpr,
-    DIM: tl.constexpr,
-    INNER: tl.constexpr,
-    PAGE: tl.constexpr,
-    POOLING: tl.constexpr,
-    WIDE: tl.constexpr,
-    BLOCK: tl.constexpr,
-    STAGES: tl.constexpr,
-) -> None:
+    q: tl.tensor, q_row: tl.tensor, q_head: tl.tensor, q_dim: tl.tensor, k: tl.tensor, k_page: tl.tensor,
+    k_slot: tl.tensor, k_head: tl.tensor, k_dim: tl.tensor, k_scale: tl.tensor, k_scale_step: tl.tensor,
+    table: tl.tensor, table_row: tl.tensor, table_step: tl.tensor, starts: tl.tensor, starts_step: tl.tensor,
+    lengths: tl.tensor, lengths_step: tl.tensor, scores: tl.tensor, max_len: tl.tensor, batch: tl.tensor,
+    kv_heads: tl.tensor, splits: tl.tensor,
+    GROUP: tl.constexpr, TILE: tl.constexpr, DIM: tl.constexpr, INNER: tl.constexpr, PAGE: tl.constexpr,
+    POOLING: tl.constexpr, WIDE: tl.constexpr, BLOCK: tl.constexpr, STAGES: tl.constexpr,
+) -> None:  # fmt: skip
     """Every `splits`-th block of one row's KV head."""
     program = tl.program_id(0)
     head = program % kv_heads

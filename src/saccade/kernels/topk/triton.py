@@ -126,26 +126,11 @@ def _narrow(
 
 @triton.jit
 def _maxima(
-    scores: tl.tensor,
-    batch_stride: tl.tensor,
-    group_stride: tl.tensor,
-    groups: tl.tensor,
-    lengths: tl.tensor,
-    kept: tl.tensor,
-    last: tl.tensor,
-    reserved: tl.tensor,
-    unit: tl.tensor,
-    numerator: tl.tensor,
-    denominator: tl.tensor,
-    minimum: tl.tensor,
-    maxima: tl.tensor,
-    blocks: tl.tensor,
-    BOUNDED: tl.constexpr,
-    HELD: tl.constexpr,
-    VECTOR: tl.constexpr,
-    DEPTH: tl.constexpr,
-    COLUMNS: tl.constexpr,
-) -> None:
+    scores: tl.tensor, batch_stride: tl.tensor, group_stride: tl.tensor, groups: tl.tensor, lengths: tl.tensor,
+    kept: tl.tensor, last: tl.tensor, reserved: tl.tensor, unit: tl.tensor, numerator: tl.tensor,
+    denominator: tl.tensor, minimum: tl.tensor, maxima: tl.tensor, blocks: tl.tensor,
+    BOUNDED: tl.constexpr, HELD: tl.constexpr, VECTOR: tl.constexpr, DEPTH: tl.constexpr, COLUMNS: tl.constexpr,
+) -> None:  # fmt: skip
     """Block i holds the positions i, i + blocks, ...: neighbours, often high together, lie in different ones."""
     row, source = row_of(scores, batch_stride, group_stride, groups)
     _, others, _ = wanted_of(groups, lengths, kept, last, reserved, unit, numerator, denominator, minimum, BOUNDED)
@@ -160,24 +145,11 @@ def _maxima(
 
 @triton.jit
 def _floors(
-    groups: tl.tensor,
-    lengths: tl.tensor,
-    kept: tl.tensor,
-    last: tl.tensor,
-    reserved: tl.tensor,
-    unit: tl.tensor,
-    numerator: tl.tensor,
-    denominator: tl.tensor,
-    minimum: tl.tensor,
-    maxima: tl.tensor,
-    blocks: tl.tensor,
-    floors: tl.tensor,
-    sizes: tl.tensor,
-    BOUNDED: tl.constexpr,
-    HELD: tl.constexpr,
-    LINE: tl.constexpr,
-    TILE: tl.constexpr,
-) -> None:
+    groups: tl.tensor, lengths: tl.tensor, kept: tl.tensor, last: tl.tensor, reserved: tl.tensor, unit: tl.tensor,
+    numerator: tl.tensor, denominator: tl.tensor, minimum: tl.tensor, maxima: tl.tensor, blocks: tl.tensor,
+    floors: tl.tensor, sizes: tl.tensor,
+    BOUNDED: tl.constexpr, HELD: tl.constexpr, LINE: tl.constexpr, TILE: tl.constexpr,
+) -> None:  # fmt: skip
     """A key that enough of each row's maxima reach and few more, and an empty buffer."""
     row = tl.program_id(0).to(tl.int64)
     count, others, _ = wanted_of(groups, lengths, kept, last, reserved, unit, numerator, denominator, minimum, BOUNDED)
@@ -194,33 +166,12 @@ def _floors(
 
 @triton.jit
 def _collect(
-    scores: tl.tensor,
-    batch_stride: tl.tensor,
-    group_stride: tl.tensor,
-    groups: tl.tensor,
-    lengths: tl.tensor,
-    kept: tl.tensor,
-    last: tl.tensor,
-    reserved: tl.tensor,
-    unit: tl.tensor,
-    numerator: tl.tensor,
-    denominator: tl.tensor,
-    minimum: tl.tensor,
-    floors: tl.tensor,
-    sizes: tl.tensor,
-    best: tl.tensor,
-    positions: tl.tensor,
-    marks: tl.tensor,
-    capacity: tl.tensor,
-    starts: tl.tensor,
-    found: tl.tensor,
-    splits: tl.tensor,
-    BOUNDED: tl.constexpr,
-    HELD: tl.constexpr,
-    VECTOR: tl.constexpr,
-    LINE: tl.constexpr,
-    TILE: tl.constexpr,
-) -> None:
+    scores: tl.tensor, batch_stride: tl.tensor, group_stride: tl.tensor, groups: tl.tensor, lengths: tl.tensor,
+    kept: tl.tensor, last: tl.tensor, reserved: tl.tensor, unit: tl.tensor, numerator: tl.tensor,
+    denominator: tl.tensor, minimum: tl.tensor, floors: tl.tensor, sizes: tl.tensor, best: tl.tensor,
+    positions: tl.tensor, marks: tl.tensor, capacity: tl.tensor, starts: tl.tensor, found: tl.tensor, splits: tl.tensor,
+    BOUNDED: tl.constexpr, HELD: tl.constexpr, VECTOR: tl.constexpr, LINE: tl.constexpr, TILE: tl.constexpr,
+) -> None:  # fmt: skip
     """Append what reaches the floor; parts of a row come in any order, and note where theirs are."""
     row, source = row_of(scores, batch_stride, group_stride, groups)
     _, others, _ = wanted_of(groups, lengths, kept, last, reserved, unit, numerator, denominator, minimum, BOUNDED)
@@ -246,41 +197,14 @@ def _collect(
 
 @triton.jit
 def _select(
-    scores: tl.tensor,
-    batch_stride: tl.tensor,
-    group_stride: tl.tensor,
-    groups: tl.tensor,
-    lengths: tl.tensor,
-    kept: tl.tensor,
-    last: tl.tensor,
-    reserved: tl.tensor,
-    unit: tl.tensor,
-    numerator: tl.tensor,
-    denominator: tl.tensor,
-    minimum: tl.tensor,
-    sizes: tl.tensor,
-    best: tl.tensor,
-    positions: tl.tensor,
-    marks: tl.tensor,
-    starts: tl.tensor,
-    found: tl.tensor,
-    shifts: tl.tensor,
-    splits: tl.tensor,
-    capacity: tl.tensor,
-    entries: tl.tensor,
-    ids: tl.tensor,
-    counts: tl.tensor,
-    BOUNDED: tl.constexpr,
-    VECTOR: tl.constexpr,
-    NARROWED: tl.constexpr,
-    RANKED: tl.constexpr,
-    PART: tl.constexpr,
-    SPLITS: tl.constexpr,
-    HELD: tl.constexpr,
-    HALVINGS: tl.constexpr,
-    LINE: tl.constexpr,
-    TILE: tl.constexpr,
-) -> None:
+    scores: tl.tensor, batch_stride: tl.tensor, group_stride: tl.tensor, groups: tl.tensor, lengths: tl.tensor,
+    kept: tl.tensor, last: tl.tensor, reserved: tl.tensor, unit: tl.tensor, numerator: tl.tensor,
+    denominator: tl.tensor, minimum: tl.tensor, sizes: tl.tensor, best: tl.tensor, positions: tl.tensor,
+    marks: tl.tensor, starts: tl.tensor, found: tl.tensor, shifts: tl.tensor, splits: tl.tensor, capacity: tl.tensor,
+    entries: tl.tensor, ids: tl.tensor, counts: tl.tensor,
+    BOUNDED: tl.constexpr, VECTOR: tl.constexpr, NARROWED: tl.constexpr, RANKED: tl.constexpr, PART: tl.constexpr,
+    SPLITS: tl.constexpr, HELD: tl.constexpr, HALVINGS: tl.constexpr, LINE: tl.constexpr, TILE: tl.constexpr,
+) -> None:  # fmt: skip
     """Write a row's best by position, or as entries."""
     row, source = row_of(scores, batch_stride, group_stride, groups)
     count, others, length = wanted_of(
