@@ -9,8 +9,7 @@ from typing import Any
 from ..judging.claim import Sample
 
 Content = Mapping[str, Any]
-FEWEST = 100
-"""Problems below which long answers tell nothing."""
+FEWEST = 100  # problems that long answers take
 
 
 def decoding_steps(content: Content) -> list[Sample]:
@@ -36,11 +35,8 @@ def drafts(content: Content) -> list[Sample]:
 def reasoning(content: Content) -> list[Sample]:
     """`python -m claims reasoning`: of every problem's answers the means; `enough`: whether 100 problems qualified."""
     enough = {"enough": float(content["qualified"] >= FEWEST)}
-    names = ("tokens", "ended", "right", "repeated")
-    return [
-        Sample(row["problem"], row["arm"], {name: fmean(row[name]) for name in names} | enough)
-        for row in content["rows"]
-    ]
+    names, rows = ("tokens", "ended", "right", "repeated"), content["rows"]
+    return [Sample(row["problem"], row["arm"], enough | {name: fmean(row[name]) for name in names}) for row in rows]
 
 
 def passes(content: Content) -> list[Sample]:

@@ -1,1 +1,1 @@
-"""Long answers: problems that a model reasons about, asked in vLLM under policies; how long, whether ended and right."""
+"""Long answers: problems that a model reasons about, asked in vLLM under policies: how long, ended, right."""

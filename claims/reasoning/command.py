@@ -6,7 +6,7 @@ from typing import Annotated, Any
 
 import typer
 
-from saccade.cli.options import JsonFile, Seed, count, words
+from saccade.cli.options import JsonFile, Seed, words
 
 POLICIES = ("less_is_more", "tidal:heads=query", "quest:heads=query")
 
@@ -17,17 +17,12 @@ def reasoning(
         list[str] | None, words("SPEC", f"Policy without its budget; once per policy. Default: {', '.join(POLICIES)}.")
     ] = None,
     budgets: Annotated[str, words("N,N", "Budgets in tokens.")] = "64,128,256",
-    each: Annotated[int, count("Problems of every family that are asked densely.")] = 32,
-    most: Annotated[int, count("Problems at most, of those that qualify, that are asked under policies.")] = 150,
-    longest: Annotated[int, count("Tokens of an answer at most.")] = 4096,
-    samples: Annotated[int, count("Answers drawn at a temperature of 0.7, beside the greedy one.")] = 2,
     seed: Seed = 20,
     json: JsonFile = None,
 ) -> None:
     """Ask problems in vLLM: densely, and what is then answered rightly, in 400 to 2,000 tokens, under every policy.
 
-    Needs reasoning-gym (claims/reasoning/requirements.txt) and vLLM. The file gets every answer's length, how it ended,
-    whether it is right, and its share of repeated phrases.
+    Needs vLLM and claims/reasoning/requirements.txt. The file gets length, end, rightness and repetition of answers.
 
     Example:
 
@@ -35,10 +30,9 @@ def reasoning(
     """
     from saccade.cli.terminal import quiet_libraries, time_and_show
 
-    from .job import Reasoning, ReasoningSettings
+    from .job import Reasoning
     from .table import reasoning_table
 
     quiet_libraries()
-    told = ReasoningSettings(model, tuple(policy or POLICIES), budgets, each, most, longest, samples, seed)
-    job: Any = Reasoning.check(told)  # runs as a GridJob does, on no grid
+    job: Any = Reasoning.check(model, policy or POLICIES, budgets, seed)  # runs as a GridJob does, on no grid
     time_and_show(job, reasoning_table, json)

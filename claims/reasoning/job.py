@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -24,55 +24,43 @@ AGAIN = f"{STOCK}, sampled again"
 """What dense attention says to the same problems anew: how much choosing them by its answers tells by itself."""
 SHORTEST, LONGEST, RIGHT = 400, 2000, 0.5
 """Tokens of the dense answers to a problem that qualifies, on the mean; and the share of them that is right."""
+EACH, MOST, ROOM, DRAWN = 32, 150, 4096, 2
+"""Problems of a family; those that qualify, at most; tokens of an answer; answers beside the greedy one."""
 WARM, ROWS, PHRASE = 0.7, 256, 8
-"""Temperature of all answers but the first, which is greedy; rows together; tokens of a phrase that may come again."""
+"""Temperature of answers that are drawn; rows together; tokens of a phrase that may come again."""
 
-
-@dataclass(frozen=True, slots=True)
-class ReasoningSettings:
-    """What the user can choose; see `python -m claims reasoning --help`."""
-
-    model: str
-    policies: tuple[str, ...]
-    budgets: str
-    each: int
-    most: int
-    longest: int
-    samples: int
-    seed: int
+Asked = tuple[Problem, list[int]]
 
 
 @dataclass(frozen=True)
 class Reasoning:
-    """Settings that passed every check."""
+    """Settings that passed every check, and problems with their tokens."""
 
-    settings: ReasoningSettings
     study: Study
     policies: Mapping[str, Policy]
-    problems: tuple[Problem, ...]
+    problems: tuple[Asked, ...]
+    seed: int
     notes: tuple[str, ...] = ()
 
     @classmethod
-    def check(cls, settings: ReasoningSettings) -> Reasoning:
+    def check(cls, model: str, named: Sequence[str], budgets: str, seed: int) -> Reasoning:
         """Resolve settings, or raise a SaccadeError about the first that is not valid."""
-        study = Study(settings.model, Path())
-        budgets = whole_numbers("budget", settings.budgets, at_least=1)
-        specs = [f"{one}{',' if ':' in one else ':'}budget={size}" for one in settings.policies for size in budgets]
+        study, sizes = Study(model, Path()), whole_numbers("budget", budgets, at_least=1)
+        specs = [f"{one}{',' if ':' in one else ':'}budget={size}" for one in named for size in sizes]
         policies = {str(policy): policy for policy in study.policies(specs).values()}
-        for policy in policies.values():
-            if policy.rectify is not None and policy.rectify.mode == "verify":
-                raise SaccadeError(f"policy {policy} is not valid: its answers are dense attention's")
-        problems = problems_of(settings.each, settings.seed)
-        needed = settings.longest + max(len(_tokens(study, one)) for one in problems)
-        if needed > study.subject.positions:
-            raise DocumentError(
-                f"{needed} tokens, problem and answer: the model has {study.subject.positions} positions"
-            )
-        return cls(settings, study, policies, tuple(problems))
+        made = cls(study, policies, tuple((one, _tokens(study, one)) for one in problems_of(EACH, seed)), seed)
+        if made.longest > study.subject.positions:
+            told = f"{made.longest} tokens, problem and answer"
+            raise DocumentError(f"{told}: the model has {study.subject.positions} positions")
+        return made
+
+    @property
+    def longest(self) -> int:
+        """Tokens of a problem and its answer."""
+        return ROOM + max(len(tokens) for _, tokens in self.problems)
 
     @property
     def units(self) -> int:
-        """Engines."""
         return 1 + len(self.policies)
 
     def run(self, on_unit: Callable[[str, dict[str, Any]], None]) -> dict[str, Any]:
@@ -82,21 +70,20 @@ class Reasoning:
             SaccadeError: no problem qualifies.
         """
         prepare_process(served=True)
-        own, subject, rows = self.settings, self.study.subject, list[dict[str, Any]]()
+        subject, rows = self.study.subject, list[dict[str, Any]]()
         about = environment(threads=1, dtype=subject.dtype, device=subject.device) | {"model": subject.source.name}
-        results = {"rows": rows, "settings": asdict(own), "environment": about, "asked": len(self.problems)}
-        turns = range(own.samples + 1)
+        results = {"rows": rows, "environment": about, "seed": self.seed, "asked": len(self.problems)}
+        turns = range(DRAWN + 1)
         with self._engine(None) as llm:
             dense = self._ask(llm, self.problems, turns)
             kept = [place for place, row in enumerate(dense) if qualifies(row)]
             results["qualified"] = len(kept)
             if not kept:
                 raise SaccadeError(f"none of {len(self.problems)} problems is answered rightly and at length")
-            kept = kept[:: max(len(kept) // own.most, 1)][: own.most]
+            kept = kept[:: max(len(kept) // MOST, 1)][:MOST]
             problems = [self.problems[place] for place in kept]
-            again = self._ask(llm, problems, range(own.samples + 1, 2 * own.samples + 2))
-        rows += [row | {"arm": STOCK} for row in (dense[place] for place in kept)]
-        rows += [row | {"arm": AGAIN} for row in again]
+            again = self._ask(llm, problems, range(DRAWN + 1, 2 * DRAWN + 2))
+        rows += [*(dense[place] | {"arm": STOCK} for place in kept), *(row | {"arm": AGAIN} for row in again)]
         on_unit(STOCK, results)
         for name, policy in self.policies.items():
             with self._engine(policy) as llm:
@@ -104,40 +91,32 @@ class Reasoning:
             on_unit(name, results)
         return results
 
-    def _ask(self, llm: Any, problems: Sequence[Problem], turns: Sequence[int]) -> list[dict[str, Any]]:
+    def _ask(self, llm: Any, problems: Sequence[Asked], turns: Sequence[int]) -> list[dict[str, Any]]:
         """A row per problem; turn 0 is greedy, every other one is drawn by a seed of its own."""
         from vllm import SamplingParams
         from vllm.inputs import TokensPrompt
 
-        own = self.settings
-        params = [
-            SamplingParams(temperature=WARM if turn else 0.0, seed=own.seed + turn, max_tokens=own.longest)
-            for turn in turns
-        ]
-        prompts = [TokensPrompt(prompt_token_ids=_tokens(self.study, problem)) for problem in problems]
-        asked = llm.generate([prompt for prompt in prompts for _ in params], [*params] * len(prompts), use_tqdm=False)
-        outputs = [answer.outputs[0] for answer in asked]
+        warm = [(turn, WARM if turn else 0.0) for turn in turns]
+        params = [SamplingParams(temperature=one, seed=self.seed + turn, max_tokens=ROOM) for turn, one in warm]
+        prompts = [TokensPrompt(prompt_token_ids=tokens) for _, tokens in problems for _ in params]
+        outputs = [answer.outputs[0] for answer in llm.generate(prompts, params * len(problems), use_tqdm=False)]
         rows = []
-        for place, problem in enumerate(problems):
+        for place, (problem, _) in enumerate(problems):
             said = outputs[place * len(params) : (place + 1) * len(params)]
-            row: dict[str, Any] = {"problem": problem.name, "tokens": [len(one.token_ids) for one in said]}
-            row["ended"] = [one.finish_reason == "stop" for one in said]
-            row["right"] = [problem.right(one.text) for one in said]
-            rows.append(row | {"repeated": [round(repeated(one.token_ids), 4) for one in said]})
+            row = {"tokens": [len(one.token_ids) for one in said], "right": [problem.right(one.text) for one in said]}
+            row |= {"ended": [one.finish_reason == "stop" for one in said]}
+            row |= {"repeated": [round(repeated(one.token_ids), 4) for one in said]}
+            rows.append({"problem": problem.name, **row})
         return rows
 
     @contextmanager
     def _engine(self, policy: Policy | None) -> Iterator[Any]:
         import vllm
 
-        own, subject, ours = self.settings, self.study.subject, dict[str, Any]()
+        told: dict[str, Any] = {"model": self.study.model, "dtype": self.study.subject.dtype_name, "seed": self.seed}
         if policy is not None:
-            options = ServeOptions(policy)
-            ours = {"additional_config": {KEY: options.to_dict()}, "attention_backend": "CUSTOM"}
-        llm = vllm.LLM(
-            model=own.model, dtype=subject.dtype_name, seed=own.seed, max_num_seqs=ROWS,
-            max_model_len=own.longest + max(len(_tokens(self.study, one)) for one in self.problems), **ours,
-        )  # fmt: skip
+            told |= {"additional_config": {KEY: ServeOptions(policy).to_dict()}, "attention_backend": "CUSTOM"}
+        llm = vllm.LLM(max_num_seqs=ROWS, max_model_len=self.longest, **told)
         try:
             yield llm
         finally:
@@ -157,9 +136,8 @@ def repeated(tokens: Sequence[int]) -> float:
 
 def _tokens(study: Study, problem: Problem) -> list[int]:
     """A problem as a user's turn, if the model has a template for it."""
-    tokenizer = study.subject.tokenizer
-    if tokenizer.chat_template is None:
-        return [*tokenizer(f"{problem.question}\n")["input_ids"]]
-    turn = [{"role": "user", "content": problem.question}]
-    text = tokenizer.apply_chat_template(turn, add_generation_prompt=True, tokenize=False)
-    return [*tokenizer(text, add_special_tokens=False)["input_ids"]]
+    tokenizer, text = study.subject.tokenizer, f"{problem.question}\n"
+    if tokenizer.chat_template is not None:
+        turn = [{"role": "user", "content": problem.question}]
+        text = tokenizer.apply_chat_template(turn, add_generation_prompt=True, tokenize=False)
+    return [*tokenizer(text, add_special_tokens=tokenizer.chat_template is None)["input_ids"]]

@@ -36,8 +36,8 @@ class Problem:
     def right(self, said: str) -> bool:
         """Whether what stands behind the last `ANSWER` is the answer."""
         _, mark, behind = said.rpartition(ANSWER)
-        line = behind.strip().partition("\n")[0].strip(" *`$")
-        return bool(mark and line) and max(self.score(line), self.score(line.rstrip("."))) >= 1
+        line = behind.strip().partition("\n")[0].lstrip(" *`$").rstrip(" *`$.")
+        return bool(mark and line) and self.score(line) >= 1
 
 
 def problems_of(each: int, seed: int) -> list[Problem]:

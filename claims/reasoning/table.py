@@ -10,18 +10,16 @@ from rich.table import Table
 
 from saccade.report.table import new_table
 
+MEANS = {"tokens": "{:,.0f}", "ended": "{:.3f}", "right": "{:.3f}", "repeated": "{:.3f}"}
+
 
 def reasoning_table(results: Mapping[str, Any]) -> Table:
-    """Means over problems, of which those that dense attention answers are named in the title."""
-    arms: dict[str, list[Mapping[str, Any]]] = {}
-    for row in results["rows"]:
-        arms.setdefault(row["arm"], []).append(row)
-    asked = f"{results['qualified']} of {results['asked']} problems qualify" if arms else "no problems yet"
-    title = f"{asked}; {results['environment']['model']}, {results['environment']['device']}"
-    table = new_table(title, ("policy", "problems", "tokens", "ended", "right", "repeated"), words=("policy",))
-    for arm, rows in arms.items():
-        tokens, ended, right, again = (
-            fmean(fmean(row[what]) for row in rows) for what in ("tokens", "ended", "right", "repeated")
+    """Means over the problems that dense attention answers rightly and at length."""
+    told = f"{results['qualified']} of {results['asked']} problems qualify; {results['environment']['model']}"
+    table, rows = new_table(told, ("policy", "problems", *MEANS), words=("policy",)), results["rows"]
+    for arm in dict.fromkeys(row["arm"] for row in rows):
+        own = [row for row in rows if row["arm"] == arm]
+        table.add_row(
+            arm, str(len(own)), *(form.format(fmean(fmean(one[m]) for one in own)) for m, form in MEANS.items())
         )
-        table.add_row(arm, str(len(rows)), f"{tokens:,.0f}", f"{ended:.3f}", f"{right:.3f}", f"{again:.3f}")
     return table

@@ -1,0 +1,58 @@
+"""`python -m claims reasoning`: which problems qualify and what is kept of answers, of an engine that answers by script."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from claims.designs.readings import reasoning as read
+from claims.judging.study import Study
+from claims.reasoning import job
+from claims.reasoning.job import AGAIN, MOST, Reasoning, repeated
+from claims.reasoning.problems import Problem, problems_of
+from claims.reasoning.table import reasoning_table
+from saccade.errors import SaccadeError
+
+SPARSE = "quest:budget=64,heads=query"
+
+
+def answers(llm: str, prompts: Sequence[Any], params: Sequence[Any], use_tqdm: bool) -> Iterator[Any]:
+    """Problem i is answered in 300 + i tokens; every third wrongly, every fifth without an end; sparsely in twice."""
+    assert not use_tqdm and all((one.temperature > 0) == (one.seed > 0) for one in params), "one is greedy"
+    for prompt, one in zip(prompts, params, strict=True):
+        number = prompt["prompt_token_ids"][0]
+        length = (300 + number) * (1 + (llm == SPARSE))
+        text, reason = "Answer: 2 or\nAnswer: **4**." if number % 3 else "Answer: 5", "stop" if number % 5 else "length"
+        yield SimpleNamespace(outputs=[SimpleNamespace(token_ids=range(length), text=text, finish_reason=reason)])
+
+
+def test_long_right_answers_are_asked_again(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> None:
+    @contextmanager
+    def engine(_: Reasoning, policy: Any) -> Iterator[Any]:
+        yield SimpleNamespace(generate=lambda *given, use_tqdm: [*answers(str(policy), *given, use_tqdm)])
+
+    monkeypatch.setattr(job, "prepare_process", lambda **_: None)
+    monkeypatch.setattr(Reasoning, "_engine", engine)
+    asked = tuple((Problem(f"sum {number}", "2 + 2?", lambda said: float(said == "4")), [number]) for number in range(400))
+    policies = Study(None, tmp_path).policies((SPARSE,))
+    results = Reasoning(Study(None, tmp_path), policies, asked, 0).run(lambda *_: None)
+    able = [number for number in range(100, 400) if number % 3 and number % 5]
+    assert results["qualified"] == len(able) == 160
+    samples = {(sample.text, sample.arm): sample.values for sample in read(results)}
+    assert {arm for _, arm in samples} == {"stock", AGAIN, SPARSE} and len(samples) == 3 * MOST
+    for (name, arm), values in samples.items():
+        tokens = (300 + int(name.split()[1])) * (1 + (arm == SPARSE))
+        assert values == {"enough": 1, "tokens": tokens, "ended": 1, "right": 1, "repeated": 0}
+    assert len(reasoning_table(results).rows) == 3
+    assert repeated([1, 2] * 8) == pytest.approx(1 - 2 / 9) and repeated([1]) == 0
+
+
+def test_without_problems_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "reasoning_gym", None)
+    with pytest.raises(SaccadeError, match=r"reasoning_gym is missing: pip install --requirement claims/reasoning/"):
+        problems_of(1, 0)
