@@ -1,4 +1,4 @@
-"""`python -m claims reasoning`: which problems qualify and what is kept of answers, of an engine that answers by script."""
+"""`python -m claims reasoning`: which problems qualify and what is kept of answers, of engines that answer by script."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ SPARSE = "quest:budget=64,heads=query"
 def answers(llm: str, prompts: Sequence[Any], params: Sequence[Any], use_tqdm: bool) -> Iterator[Any]:
     """Problem i is answered in 300 + i tokens; every third wrongly, every fifth without an end; sparsely in twice."""
     assert not use_tqdm and all((one.temperature > 0) == (one.seed > 0) for one in params), "one is greedy"
-    for prompt, one in zip(prompts, params, strict=True):
+    for prompt, _ in zip(prompts, params, strict=True):
         number = prompt["prompt_token_ids"][0]
         length = (300 + number) * (1 + (llm == SPARSE))
         text, reason = "Answer: 2 or\nAnswer: **4**." if number % 3 else "Answer: 5", "stop" if number % 5 else "length"
@@ -38,7 +38,9 @@ def test_long_right_answers_are_asked_again(monkeypatch: pytest.MonkeyPatch, tmp
 
     monkeypatch.setattr(job, "prepare_process", lambda **_: None)
     monkeypatch.setattr(Reasoning, "_engine", engine)
-    asked = tuple((Problem(f"sum {number}", "2 + 2?", lambda said: float(said == "4")), [number]) for number in range(400))
+    asked = tuple(
+        (Problem(f"sum {number}", "2 + 2?", lambda said: float(said == "4")), [number]) for number in range(400)
+    )
     policies = Study(None, tmp_path).policies((SPARSE,))
     results = Reasoning(Study(None, tmp_path), policies, asked, 0).run(lambda *_: None)
     able = [number for number in range(100, 400) if number % 3 and number % 5]
