@@ -1,4 +1,4 @@
-"""`python -m claims reasoning`: which problems qualify and what is kept of answers, of engines that answer by script."""
+"""`python -m claims reasoning`: which problems qualify and what is kept of answers; engines answer by script."""
 
 from __future__ import annotations
 
