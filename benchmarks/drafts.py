@@ -82,7 +82,8 @@ class Drafts:
         subject = Subject.check(settings.model, "auto", "auto")
         engines: dict[str, tuple[ServeOptions | None, bool]] = {STOCK: (None, False)}
         given = settings.policy + ("," if ":" in settings.policy else ":")
-        for place, budget in enumerate(settings.budgets.split(",")):
+        sizes = whole_numbers("budget", settings.budgets, at_least=1) if settings.budgets else (None,)
+        for place, budget in enumerate(sizes):
             of_budget = given + (f"budget={budget}," if budget else "") + f"rectify={settings.drafts}"
             policy = Policy.from_spec(f"{of_budget}:verify")
             policy.plan(subject.shape)
@@ -179,7 +180,8 @@ class Drafts:
         """Tokens per second of a batch while all its rows decode, until one has ended; `each`, of every such batch, is
         its tokens, seconds and steps."""
         most, each = TRIED + LONGER * self.settings.new_tokens, list[tuple[int, float, int]]()
-        taken = len(texts) if self.settings.rectified else max(batch, min(LOADS, len(texts)) // batch * batch)
+        most_texts = len(texts) if self.settings.rectified else min(LOADS, len(texts))
+        taken = max(batch, most_texts // batch * batch)
         for start in range(0, taken, batch):
             marks = list[tuple[int, float]]()
             for answers, ended in _answers(llm, texts[start : start + batch], most, 0.0):

@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from statistics import fmean
 from typing import Any
 
+from saccade.errors import SaccadeError
+
 from ..judging.claim import Sample
 
 Content = Mapping[str, Any]
@@ -18,11 +20,10 @@ def decoding_steps(content: Content) -> list[Sample]:
 
 
 def drafts(content: Content) -> list[Sample]:
-    """`python -m benchmarks drafts`: milliseconds of a row's token, and how many drafts of a pass stood.
-
-    Of texts alone of which every engine has a pace.
-    """
+    """`python -m benchmarks drafts`: milliseconds of a token, and drafts of a pass that stood; texts paced by all."""
     rows = {row["engine"]: row["each"] for row in content["rows"] if row.get("batch") == 1}
+    if not rows:
+        raise SaccadeError("drafts without the pace of single rows: --batch 1")
     known = [text for text in range(min(map(len, rows.values()))) if all(each[text][2] for each in rows.values())]
     return [
         Sample(f"text {text}", engine, {"ms": 1e3 * seconds / tokens, "accepted": tokens / steps - 1})
@@ -33,8 +34,8 @@ def drafts(content: Content) -> list[Sample]:
 
 
 def reasoning(content: Content) -> list[Sample]:
-    """`python -m claims reasoning`: of every problem's answers the means; `enough`: whether 100 problems qualified."""
-    enough = {"enough": float(content["qualified"] >= FEWEST)}
+    """`python -m claims reasoning`: of every problem's answers the means; `ended@enough`: whether 100 qualified."""
+    enough = {"ended@enough": float(content["qualified"] >= FEWEST)}
     names, rows = ("tokens", "ended", "right", "repeated"), content["rows"]
     return [Sample(row["problem"], row["arm"], enough | {name: fmean(row[name]) for name in names}) for row in rows]
 

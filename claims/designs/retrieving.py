@@ -89,7 +89,7 @@ class Retrieving:
         for name, variant in ((CHOSEN, chosen), (LETTER, LETTER), (DIRECT, direct)):
             for run in trial["runs"]:
                 for count in self.counts if run["variant"] == (variant or direct) else ():
-                    told = cut(run["values"], heads_of(count, shape.layers, shape.kv_heads), shape)
+                    told = cut(run["values"], heads_of(count, len(shape.full_layers), shape.kv_heads), shape)
                     for budget in self.budgets:
                         spec = f"lychee_decode:budget={budget},roles={told}" if variant else ""
                         yield f"{name} {count}, seed {run['seed']}, budget {budget}", spec

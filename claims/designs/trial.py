@@ -42,7 +42,8 @@ def trial_of(file: str, study: Study, choice: Choice) -> dict[str, Any]:
         SaccadeError: it is not there, or holds another model's gates, or such as `choice` does not speak of.
     """
     name = named(file, study)
-    trial = whole_trial(stored_json(name, command(WANTED, study.model)), name, study.subject.shape)
+    made_by = "python -m claims gates" if study.model is None else command(WANTED, study.model)
+    trial = whole_trial(stored_json(name, made_by), name, study.subject.shape)
     choice.refuse_others(trial)
     return trial
 

@@ -44,7 +44,7 @@ def gates(
     dtype: Dtype = "float32",
     seed: Seed = 0,
 ) -> None:
-    """Train HardKuma gates by the paper's multiplier and by three that know the size of the loss, and direct gates.
+    """Train HardKuma gates, by the paper's multiplier and by others that know the size of the loss, and direct gates.
 
     The folder gets gates.json, written again and again while it runs, and at the end gates.svg: expected number of
     open gates, multiplier and loss over steps. What gates.json holds of other variants, trained likewise, stays in it.
@@ -53,7 +53,7 @@ def gates(
 
       python -m claims gates --device cuda --minutes 8
 
-      python -m claims gates --variants loss,direct --seeds 1 --steps 200 --lengths 128,256 --asked 4
+      python -m claims gates --model DIR --dtype bfloat16 --variants share,direct-share,code --steps 2000
     """
     # Imported here, so that --help and a mistyped option do not wait for torch.
     from saccade.calibrate.heads import shortest_and_longest

@@ -50,10 +50,10 @@ class ScaledTraining(HeadTraining):
     def lagrangian(self, loss: Tensor, excess: Tensor) -> Tensor:
         if self._start is None:
             self._start = float(loss.detach())
-            if not self._start and self.scale != LETTER:
-                raise SaccadeError(f"{self.scale}: the loss is 0 at the start and has no size")
             if self.scale == MULTIPLIER:
                 self.multiplier = self._start
+        if not self._start and self.scale != LETTER:
+            raise SaccadeError(f"{self.scale}: the loss is 0 at the start and has no size")
         return super().lagrangian(loss / self._start if self.scale in DIVIDED else loss, excess)
 
     def climb(self, excess: float) -> None:

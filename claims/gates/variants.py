@@ -11,7 +11,8 @@ from .published import CODE
 from .scaled import LETTER, LOSS, MULTIPLIER, SHARE
 
 DIRECT = DirectGates.kind
-DIRECTS = DIRECT_SHARE, _ = f"{DIRECT}-{SHARE}", DIRECT
+DIRECT_SHARE = f"{DIRECT}-{SHARE}"
+DIRECTS = DIRECT_SHARE, DIRECT
 GREY = 0.1, 0.9
 """Between them a gate has not decided."""
 

@@ -20,7 +20,7 @@ def reasoning(
     seed: Seed = 20,
     json: JsonFile = None,
 ) -> None:
-    """Ask problems in vLLM: densely, and what is then answered rightly, in 400 to 2,000 tokens, under every policy.
+    """Ask problems in vLLM; those that dense attention answers rightly, in 400 to 2,000 tokens, under every policy.
 
     Needs vLLM and claims/reasoning/requirements.txt. The file gets length, end, rightness and repetition of answers.
 

@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from statistics import fmean
 from typing import Any
 
 from saccade.adapters.vllm.options import KEY, ServeOptions
+from saccade.adapters.vllm.server.serve import INSTALL
 from saccade.bench.synthetic import prepare_process
 from saccade.bench.variants import STOCK
 from saccade.errors import DocumentError, SaccadeError
@@ -20,12 +22,12 @@ from saccade.recipes.machine import environment
 from ..judging.study import Study
 from .problems import Problem, problems_of
 
-AGAIN = f"{STOCK}, sampled again"
-"""What dense attention says to the same problems anew: how much choosing them by its answers tells by itself."""
 SHORTEST, LONGEST, RIGHT = 400, 2000, 0.5
 """Tokens of the dense answers to a problem that qualifies, on the mean; and the share of them that is right."""
-EACH, MOST, ROOM, DRAWN = 32, 150, 4096, 2
-"""Problems of a family; those that qualify, at most; tokens of an answer; answers beside the greedy one."""
+CHOOSING, JUDGED = (1, 2, 3), (0, 4, 5)
+"""Turns by whose dense answers problems are chosen, and others that are judged: else dense ones were the luckiest."""
+EACH, MOST, ROOM = 32, 150, 4096
+"""Problems of a family; those that qualify, at most; tokens of an answer."""
 WARM, ROWS, PHRASE = 0.7, 256, 8
 """Temperature of answers that are drawn; rows together; tokens of a phrase that may come again."""
 
@@ -45,9 +47,13 @@ class Reasoning:
     @classmethod
     def check(cls, model: str, named: Sequence[str], budgets: str, seed: int) -> Reasoning:
         """Resolve settings, or raise a SaccadeError about the first that is not valid."""
+        if find_spec("vllm") is None:
+            raise SaccadeError(INSTALL)
         study, sizes = Study(model, Path()), whole_numbers("budget", budgets, at_least=1)
         specs = [f"{one}{',' if ':' in one else ':'}budget={size}" for one in named for size in sizes]
         policies = {str(policy): policy for policy in study.policies(specs).values()}
+        if rectified := [name for name, policy in policies.items() if policy.rectify is not None]:
+            raise SaccadeError(f"policy {rectified[0]} is not valid here: what rectifies is not asked")
         made = cls(study, policies, tuple((one, _tokens(study, one)) for one in problems_of(EACH, seed)), seed)
         if made.longest > study.subject.positions:
             told = f"{made.longest} tokens, problem and answer"
@@ -73,21 +79,19 @@ class Reasoning:
         subject, rows = self.study.subject, list[dict[str, Any]]()
         about = environment(threads=1, dtype=subject.dtype, device=subject.device) | {"model": subject.source.name}
         results = {"rows": rows, "environment": about, "seed": self.seed, "asked": len(self.problems)}
-        turns = range(DRAWN + 1)
         with self._engine(None) as llm:
-            dense = self._ask(llm, self.problems, turns)
-            kept = [place for place, row in enumerate(dense) if qualifies(row)]
-            results["qualified"] = len(kept)
-            if not kept:
+            dense = self._ask(llm, self.problems, CHOOSING)
+            able = [problem for problem, row in zip(self.problems, dense, strict=True) if qualifies(row)]
+            results["qualified"] = len(able)
+            if not able:
                 raise SaccadeError(f"none of {len(self.problems)} problems is answered rightly and at length")
-            kept = kept[:: max(len(kept) // MOST, 1)][:MOST]
-            problems = [self.problems[place] for place in kept]
-            again = self._ask(llm, problems, range(DRAWN + 1, 2 * DRAWN + 2))
-        rows += [*(dense[place] | {"arm": STOCK} for place in kept), *(row | {"arm": AGAIN} for row in again)]
+            count = min(len(able), MOST)
+            problems = [able[place * len(able) // count] for place in range(count)]
+            rows += [row | {"arm": STOCK} for row in self._ask(llm, problems, JUDGED)]
         on_unit(STOCK, results)
         for name, policy in self.policies.items():
             with self._engine(policy) as llm:
-                rows += [row | {"arm": name} for row in self._ask(llm, problems, turns)]
+                rows += [row | {"arm": name} for row in self._ask(llm, problems, JUDGED)]
             on_unit(name, results)
         return results
 

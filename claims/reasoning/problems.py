@@ -37,7 +37,10 @@ class Problem:
         """Whether what stands behind the last `ANSWER` is the answer."""
         _, mark, behind = said.rpartition(ANSWER)
         line = behind.strip().partition("\n")[0].lstrip(" *`$").rstrip(" *`$.")
-        return bool(mark and line) and self.score(line) >= 1
+        try:
+            return bool(mark and line) and self.score(line) >= 1
+        except Exception:  # of a family that cannot read what a model wrote
+            return False
 
 
 def problems_of(each: int, seed: int) -> list[Problem]:

@@ -19,7 +19,6 @@ def reasoning_table(results: Mapping[str, Any]) -> Table:
     table, rows = new_table(told, ("policy", "problems", *MEANS), words=("policy",)), results["rows"]
     for arm in dict.fromkeys(row["arm"] for row in rows):
         own = [row for row in rows if row["arm"] == arm]
-        table.add_row(
-            arm, str(len(own)), *(form.format(fmean(fmean(one[m]) for one in own)) for m, form in MEANS.items())
-        )
+        means = (form.format(fmean(fmean(one[name]) for one in own)) for name, form in MEANS.items())
+        table.add_row(arm, str(len(own)), *means)
     return table

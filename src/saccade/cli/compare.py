@@ -46,7 +46,12 @@ def compare(
     ] = 8192,
     limit: Annotated[int, count("Questions in all, a dozen per context.", maximum=100_000)] = 48,
     probe: Annotated[
-        bool, flag("--probe", "Also the divergence from dense attention of key tokens: the ends of texts, and repeats.")
+        bool,
+        flag(
+            "--probe",
+            "Also KL(dense to policy) of tokens that need the long text, in nats: the mean over texts' ends plus that "
+            "over repeated passages, without rectification.",
+        ),
     ] = False,
     output_dir: Annotated[
         Path | None,
@@ -86,21 +91,9 @@ def compare(
     quiet_libraries()
     path = output_dir or Path("results") / f"{datetime.now():%Y-%m-%d-%H%M%S}"
     settings = ComparisonSettings(
-        model,
-        document,
-        tuple(policy or ()),
-        budget,
-        context,
-        limit,
-        path,
-        device,
-        dtype,
-        seed,
-        threads,
-        task,
-        metric,
-        probe,
-    )
+        model, document, tuple(policy or ()), budget, context, limit, path, device, dtype, seed, threads,
+        task=task, metric=metric, probe=probe,
+    )  # fmt: skip
     job = ComparisonJob.check(settings)
     check_folder(path)
     loaded = job.subject.load()

@@ -103,6 +103,7 @@ class Comparison:
                 advance(f"context {number + 1} of {len(self.contexts)}")
                 self._quality(reader, number, context, advance)
                 self._time(reader, context, advance)
+                del reader  # whose cache would lie beside the probe's
                 if self.probe:
                     torch.set_num_threads(self._prefill_threads)
                     self._probe(context, advance)
@@ -240,10 +241,13 @@ class Comparison:
                     tally.pass_seconds += reader.timed(tokens[:1])
 
     def _probe(self, context: Context, advance: Callable[[str], None]) -> None:
-        passage = Passage(context.tokens, TokenizedText.of(self.tokenizer, "").start)
-        for tally, told in zip(self.tallies, probed(self.model, self.tokenizer, passage, self.policies), strict=True):
+        """Kept once every policy was told the text: rows are compared."""
+        passage, found = Passage(context.tokens, TokenizedText.of(self.tokenizer, "").start), list[dict[str, Any]]()
+        for policy, told in zip(self.policies, probed(self.model, self.tokenizer, passage, self.policies), strict=True):
+            found.append(told)
+            advance(f"probing {policy}")
+        for tally, told in zip(self.tallies, found, strict=True):
             tally.told.append(told)
-            advance(f"probing {tally.policy}")
 
 
 def _sheet(questions: Sequence[Question], rows: int, past: int) -> Sheet:

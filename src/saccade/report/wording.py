@@ -39,6 +39,7 @@ TERMS: Columns = {
 """On which terms policies are compared; see `eval.entry.terms_of`."""
 
 KEYS = "key-token divergence"
+"""Shown where `saccade compare --probe` has told texts; see `eval.divergence.Divergence.merit`."""
 
 
 def with_terms(columns: Columns, rows: Iterable[Row], behind: str) -> Columns:
