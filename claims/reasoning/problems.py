@@ -18,7 +18,7 @@ FAMILIES = (
     "course_schedule", "decimal_chain_sum", "family_relationships", "fraction_simplification", "gcd", "group_anagrams",
     "isomorphic_strings", "knights_knaves", "lcm", "leg_counting", "letter_counting", "letter_jumble",
     "number_filtering", "number_sequence", "number_sorting", "polynomial_equations", "power_function",
-    "prime_factorization", "products", "propositional_logic", "ransom_note", "shortest_path", "simple_equations",
+    "prime_factorization", "products", "ransom_note", "shortest_path", "simple_equations",
     "simple_geometry", "spell_backward", "string_insertion", "string_splitting", "syllogism", "time_intervals",
     "word_sequence_reversal", "word_sorting",
 )  # fmt: skip
