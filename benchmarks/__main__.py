@@ -183,7 +183,9 @@ def drafts(
     texts: Annotated[int, typer.Option(min=1, help="Texts of each kind: code, prose, questions about code.")] = 16,
     new_tokens: Annotated[int, typer.Option(min=32, help="Tokens of an answer.")] = 256,
     batch: Annotated[str, typer.Option(metavar="N,N", help="Rows whose pace is taken.")] = "1,8,32",
-    rectified: Annotated[bool, flag("--rectified", "The same rectified beside always as many drafts.")] = False,
+    rectified: Annotated[
+        bool, flag("--rectified", "Instead of as many drafts as pay: the policy rectified, not verified.")
+    ] = False,
     seed: Seed = 20,
     json: JsonFile = None,
 ) -> None:

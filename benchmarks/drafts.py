@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from importlib.util import find_spec
 from itertools import chain, product
 from typing import Any
 
@@ -16,6 +17,7 @@ from claims.judging.shares import share_interval
 from saccade.adapters.vllm.checks import SCHEDULER, captured_for, rectifies_ahead
 from saccade.adapters.vllm.lossless import ADAPTIVE, WORKER, lengths, speculation
 from saccade.adapters.vllm.options import CAPTURED, KEY, ServeOptions
+from saccade.adapters.vllm.server.serve import INSTALL
 from saccade.bench.grid import OnUnit
 from saccade.bench.synthetic import prepare_process
 from saccade.bench.variants import STOCK
@@ -79,10 +81,13 @@ class Drafts:
     @classmethod
     def check(cls, settings: DraftsSettings) -> Drafts:
         """Resolve settings, or raise a SaccadeError about the first that is not valid."""
+        if find_spec("vllm") is None:
+            raise SaccadeError(INSTALL)
         subject = Subject.check(settings.model, "auto", "auto")
         engines: dict[str, tuple[ServeOptions | None, bool]] = {STOCK: (None, False)}
         given = settings.policy + ("," if ":" in settings.policy else ":")
-        for place, budget in enumerate(settings.budgets.split(",")):
+        sizes = whole_numbers("budget", settings.budgets, at_least=1) if settings.budgets else (None,)
+        for place, budget in enumerate(sizes):
             of_budget = given + (f"budget={budget}," if budget else "") + f"rectify={settings.drafts}"
             policy = Policy.from_spec(f"{of_budget}:verify")
             policy.plan(subject.shape)
@@ -139,10 +144,8 @@ class Drafts:
         if options is not None:
             ours = {"additional_config": {KEY: options.to_dict()}, "attention_backend": "CUSTOM"}
             if options.rewrites is None:
-                ours |= {
-                    "worker_cls": WORKER,
-                    "speculative_config": speculation(own.model, options.drafts, fixed=fixed),
-                }
+                drafting = speculation(own.model, options.drafts, fixed=fixed)
+                ours |= {"worker_cls": WORKER, "speculative_config": drafting}
                 ours |= {} if fixed else {"scheduler_cls": ADAPTIVE}
             else:
                 ours |= {"scheduler_cls": SCHEDULER}
@@ -179,15 +182,15 @@ class Drafts:
         """Tokens per second of a batch while all its rows decode, until one has ended; `each`, of every such batch, is
         its tokens, seconds and steps."""
         most, each = TRIED + LONGER * self.settings.new_tokens, list[tuple[int, float, int]]()
-        taken = len(texts) if self.settings.rectified else max(batch, min(LOADS, len(texts)) // batch * batch)
+        most_texts = len(texts) if self.settings.rectified else min(LOADS, len(texts))
+        taken = max(batch, most_texts // batch * batch)
         for start in range(0, taken, batch):
             marks = list[tuple[int, float]]()
             for answers, ended in _answers(llm, texts[start : start + batch], most, 0.0):
                 if min(map(len, answers)) >= TRIED and not ended:
                     marks.append((sum(map(len, answers)), time.perf_counter()))
-            each += (
-                [(marks[-1][0] - marks[0][0], marks[-1][1] - marks[0][1], len(marks) - 1)] if marks else [(0, 0.0, 0)]
-            )
+            first, last = (marks[0], marks[-1]) if marks else ((0, 0.0), (0, 0.0))
+            each.append((last[0] - first[0], last[1] - first[1], max(len(marks) - 1, 0)))
         tokens, seconds, steps = map(sum, zip(*each, strict=True))
         row = {"engine": name, "kind": PLAIN, "temperature": 0.0, "texts": taken, "batch": batch, "each": each}
         return {**row, "steps": steps, "pace": tokens / seconds if steps >= FEWEST else None}

@@ -15,6 +15,7 @@ from .eviction.command import eviction
 from .gates.command import gates, roles
 from .judging.command import ClaimsByNumber, Record, Workers, run, run_all, show_ledger
 from .promise.command import promise
+from .reasoning.command import reasoning
 from .upkeep.command import upkeep
 
 app = typer.Typer(
@@ -28,6 +29,7 @@ app.command()(eviction)
 app.command()(gates)
 app.command()(roles)
 app.command()(promise)
+app.command()(reasoning)
 app.command()(upkeep)
 
 

@@ -71,7 +71,11 @@ def _claims(paper: str) -> Made:
 
 
 def _compare(thousands: int) -> str:
-    more = {8: "", 30: " --context 30720 --texts 24 --budgets 1024,4096 --output-dir results/compared_30k"}[thousands]
+    more = {
+        8: "",
+        30: " --context 30720 --texts 24 --budgets 1024,4096 --output-dir results/compared_30k",
+        64: "-yarn4 --context 65536 --texts 17 --budgets 4096 --output-dir results/compared_64k",
+    }[thousands]
     command = f"python -m claims compare --model models/qwen2.5-coder-1.5b{more}"
     return f"{command} --plain 0 --json docs/results/compared_{thousands}k.json"
 
@@ -85,7 +89,7 @@ BLOCKS: Mapping[str, Made] = {
     "demo": Made(quality.demo, "demo", "make demo"),
     "verify": Made(quality.verify, "verify", "python tests/acceptance/check_verify.py 500 docs/results/verify.json"),
     "layers": Made(quality.layers, "layers", _LAYERS),
-    "gates": Made(gates.section, "gates", gates.command(VARIANTS)),
+    "gates": Made(gates.section, "gates", gates.command({"runs": [{"variant": name} for name in VARIANTS]})),
     "tune": Made(quality.tune, "tune", _TUNE),
     "promise": Made(quality.promise, "promise", "python -m claims promise"),
     "promise-power": Made(quality.power, "promise", "python -m claims promise"),
@@ -120,6 +124,7 @@ BLOCKS: Mapping[str, Made] = {
     "front-methods": Made(partial(_compared, compared.short, "docs/", 8), "compared_8k", _compare(8)),
     "compared-8k": Made(partial(_compared, compared.whole, "", 8), "compared_8k", _compare(8)),
     "compared-30k": Made(partial(_compared, compared.whole, "", 30), "compared_30k", _compare(30)),
+    "compared-64k": Made(partial(_compared, compared.whole, "", 64), "compared_64k", _compare(64)),
     "front-speed": Made(front.speed, "serve_h200", "saccade bench serve"),
     "serve-cpu": Made(partial(serving.speed, file="serve_cpu"), "serve_cpu", _SERVE),
     "serve-clients-cpu": Made(

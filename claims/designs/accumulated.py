@@ -78,13 +78,9 @@ class Accumulated:
 
     def _passages(self, study: Study) -> list[Passage]:
         return held_out_passages(
-            study.subject.tokenizer,
-            self.sources,
-            count=self.passages,
-            shortest=min(self.lengths),
-            longest=max(self.lengths),
-            seed=self.seed,
-        )
+            study.subject.tokenizer, self.sources, count=self.passages, shortest=min(self.lengths),
+            longest=max(self.lengths), seed=self.seed,
+        )  # fmt: skip
 
     def _read(self, study: Study, passages: Sequence[Passage], cases: Sequence[Case]) -> dict[str, dict[str, Values]]:
         """Every passage's measures, arm by arm."""

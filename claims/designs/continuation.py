@@ -39,10 +39,8 @@ class Continuation:
 
     Attributes:
         arms: specs, as `Study.policies` reads them.
-        prompt: tokens that are read densely first.
-        decoded: tokens that follow.
-        texts: how many; of each kind.
-        seed: where the first text begins.
+        prompt, decoded: tokens that are read densely first, and that follow.
+        texts, seed: how many, of each kind; where the first one begins.
         apart: phases of rectification whose dense steps some measures leave out.
         kinds: of texts, as `texts_by_kind` makes them; a text is `KIND NUMBER` then.
         nearer: shorter prompts in front of the same tokens too; an arm is `behind PROMPT, SPEC` then.

@@ -31,12 +31,8 @@ class Generation:
 
     Attributes:
         arms: specs, as `Study.policies` reads them; none that drafts.
-        task: how facts are stated; see `saccade tune --task`.
-        length: tokens of a text.
-        texts: how many.
-        asked: questions about each.
-        longest: tokens of an answer at most.
-        seed: where everything random comes from.
+        task, texts, asked, seed: see `Questions`.
+        length, longest: tokens of a text, and of an answer at most.
     """
 
     interval: ClassVar[str] = TEXTS

@@ -36,11 +36,9 @@ class Indexing:
 
     Attributes:
         arms: specs, as `Study.policies` reads them.
-        prompt: tokens that are read densely first.
-        decoded: tokens that follow.
-        texts: how many.
+        prompt, decoded: tokens that are read densely first, and that follow.
         window: steps that the window hit rate looks back; None: steps are timed.
-        seed: where the first text begins.
+        texts, seed: how many; where the first one begins.
     """
 
     interval: ClassVar[str] = TEXTS

@@ -38,12 +38,12 @@ class Measured:
         """The file's samples.
 
         Raises:
-            SaccadeError: it is not there, and the message says what makes it; or a model is named.
+            SaccadeError: it is not there, and the message says what makes it; or another model is named.
         """
         from . import readings
 
         content = self._content()
-        if study.model is not None:
+        if study.model not in (None, content["environment"].get("model")):
             raise SaccadeError(f"--model {study.model}: this claim is judged by docs/results/{self.file} alone")
         samples: list[Sample] = getattr(readings, self.read)(content)
         advance(self.file)

@@ -27,8 +27,7 @@ class Questions:
         arms: specs, as `Study.policies` reads them.
         task: how facts are stated; see `saccade tune --task`.
         lengths: shortest and longest text in tokens.
-        texts: how many.
-        asked: questions about each.
+        texts, asked: how many, and questions about each.
         recall: measure both recalls too, which takes as long again.
         seed: where everything random comes from.
     """

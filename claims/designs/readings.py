@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from statistics import fmean
 from typing import Any
+
+from saccade.errors import SaccadeError
 
 from ..judging.claim import Sample
 
 Content = Mapping[str, Any]
+FEWEST = 100  # problems that long answers take
 
 
 def decoding_steps(content: Content) -> list[Sample]:
@@ -16,11 +20,10 @@ def decoding_steps(content: Content) -> list[Sample]:
 
 
 def drafts(content: Content) -> list[Sample]:
-    """`python -m benchmarks drafts`: milliseconds of a row's token, and how many drafts of a pass stood.
-
-    Of texts alone of which every engine has a pace.
-    """
+    """`python -m benchmarks drafts`: milliseconds of a token, and drafts of a pass that stood; texts paced by all."""
     rows = {row["engine"]: row["each"] for row in content["rows"] if row.get("batch") == 1}
+    if not rows:
+        raise SaccadeError("drafts without the pace of single rows: --batch 1")
     known = [text for text in range(min(map(len, rows.values()))) if all(each[text][2] for each in rows.values())]
     return [
         Sample(f"text {text}", engine, {"ms": 1e3 * seconds / tokens, "accepted": tokens / steps - 1})
@@ -28,6 +31,13 @@ def drafts(content: Content) -> list[Sample]:
         for text in known
         for tokens, seconds, steps in [each[text]]
     ]
+
+
+def reasoning(content: Content) -> list[Sample]:
+    """`python -m claims reasoning`: of every problem's answers the means; `ended@enough`: whether 100 qualified."""
+    enough = {"ended@enough": float(content["qualified"] >= FEWEST)}
+    names, rows = ("tokens", "ended", "right", "repeated"), content["rows"]
+    return [Sample(row["problem"], row["arm"], enough | {name: fmean(row[name]) for name in names}) for row in rows]
 
 
 def passes(content: Content) -> list[Sample]:

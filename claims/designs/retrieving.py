@@ -12,7 +12,7 @@ from saccade.calibrate.heads import best_heads, head_list
 from saccade.errors import SaccadeError
 from saccade.types import ModelShape
 
-from ..gates.choice import CHOICE, Choice
+from ..gates.choice import CHOICE, Choice, direct_of, heads_of
 from ..gates.scaled import LETTER
 from ..gates.variants import DIRECT
 from ..judging.claim import Sample
@@ -27,11 +27,11 @@ class Retrieving:
     """As `Questions`; a gate's rank decides whether its head is among so many that retrieve.
 
     Arms are the `others`, and `GATES COUNT, seed S, budget B`, where GATES is `hardkuma`, the variant that stands for
-    the paper's, see `as_chosen`, or `letter`, the paper's own, or `direct`.
+    the paper's, see `as_chosen`, or `letter`, the paper's own, or `direct`; where none stands, none is asked.
 
     Attributes:
-        file: of the trial, in docs/results.
-        counts: heads that retrieve, those of the first layer among them.
+        file: of the trial, in docs/results, see `named`.
+        counts: heads that retrieve, those of the first layer among them, see `heads_of`.
         budgets: of those arms.
         others: specs, as `Study.policies` reads them.
         lengths, texts, asked, seed: see `Questions`.
@@ -41,7 +41,7 @@ class Retrieving:
     interval: ClassVar[str] = TEXTS
 
     file: str
-    counts: tuple[int, ...]
+    counts: tuple[int | str, ...]
     budgets: tuple[int, ...]
     others: tuple[str, ...] = ()
     lengths: tuple[int, int] = (4096, 4096)
@@ -63,10 +63,11 @@ class Retrieving:
         found: dict[str, list[Sample]] = {}
         for sample in self._questions(arms).run(study, advance):
             found.setdefault(sample.arm, []).append(sample)
+        some = next(iter(found.values()))
         return [
             as_chosen(sample, arm, chosen) if arm.startswith(CHOSEN) else replace(sample, arm=arm)
             for arm, spec in arms.items()
-            for sample in found[spec]
+            for sample in (found[spec] if spec else some)
         ]
 
     def conditions(self, study: Study) -> dict[str, Any]:
@@ -75,21 +76,22 @@ class Retrieving:
         return {**conditions, **{name: trial[name] for name in ("file", "sha256", "measured_by")}}
 
     def _questions(self, arms: dict[str, str]) -> Questions:
-        specs = tuple(dict.fromkeys(arms.values()))
+        specs = tuple(dict.fromkeys(filter(None, arms.values())))
         return Questions(specs, lengths=self.lengths, texts=self.texts, asked=self.asked, seed=self.seed)
 
     def _arms(self, study: Study) -> dict[str, str]:
-        """Specs by arm."""
+        """Specs by arm; "" of gates that do not stand."""
         return {**dict(self._gated(study)), **{spec: spec for spec in self.others}}
 
     def _gated(self, study: Study) -> Iterator[tuple[str, str]]:
         trial, shape = trial_of(self.file, study, self.choice), study.subject.shape
-        for name, variant in ((CHOSEN, self.choice.chosen(trial) or LETTER), (LETTER, LETTER), (DIRECT, DIRECT)):
+        chosen, direct = self.choice.chosen(trial), direct_of(trial)
+        for name, variant in ((CHOSEN, chosen), (LETTER, LETTER), (DIRECT, direct)):
             for run in trial["runs"]:
-                for count in self.counts if run["variant"] == variant else ():
-                    told = cut(run["values"], count, shape)
+                for count in self.counts if run["variant"] == (variant or direct) else ():
+                    told = cut(run["values"], heads_of(count, len(shape.full_layers), shape.kv_heads), shape)
                     for budget in self.budgets:
-                        spec = f"lychee_decode:budget={budget},roles={told}"
+                        spec = f"lychee_decode:budget={budget},roles={told}" if variant else ""
                         yield f"{name} {count}, seed {run['seed']}, budget {budget}", spec
 
 

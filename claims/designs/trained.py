@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import fmean
 from typing import Any, ClassVar
 
 from saccade.calibrate.heads import THRESHOLD
 
-from ..gates.choice import CHOICE, Choice
-from ..gates.scaled import LETTER
-from ..gates.variants import GREY
+from ..gates.choice import CHOICE, Choice, direct_of
+from ..gates.variants import DIRECT, GREY
 from ..judging.claim import Sample
 from ..judging.effects import TEXTS
 from ..judging.study import Study
@@ -22,12 +21,12 @@ from .trial import CHOSEN, as_chosen, file_conditions, trial_of
 class Trained:
     """Trained gates, a head in the place of a text; values are means over seeds.
 
-    Arms are the trial's variants, `letter` among them, the paper's own, and `hardkuma`, the one that stands for it, see
-    `as_chosen`. Texts are `layer L, head H`; measures are `grey`, whether a gate lies between 0.1 and 0.9, and `open`,
-    whether above one half.
+    Arms are the trial's variants, `letter`, the paper's own, among them or not, `direct`, and `hardkuma`, the one that
+    stands for the paper's, see `as_chosen`. Texts are `layer L, head H`; measures are `grey`, whether a gate lies
+    between 0.1 and 0.9, and `open`, whether above one half.
 
     Attributes:
-        file: its name in docs/results.
+        file: its name in docs/results, see `named`.
         choice: what stands for HardKuma.
     """
 
@@ -46,9 +45,10 @@ class Trained:
             SaccadeError: it is not there, nothing was asked under its roles, or it is no trial that `choice` is about.
         """
         trial = trial_of(self.file, study, self.choice)
-        chosen, variants = self.choice.chosen(trial), dict.fromkeys(run["variant"] for run in trial["runs"])
-        samples = [sample for variant in variants for sample in _samples(trial, variant)]
-        samples += [as_chosen(sample, CHOSEN, chosen) for sample in _samples(trial, chosen or LETTER)]
+        chosen, variants = self.choice.chosen(trial), [*dict.fromkeys(run["variant"] for run in trial["runs"])]
+        arms = {variant: variant for variant in variants} | {DIRECT: direct_of(trial)}
+        samples = [replace(one, arm=arm) for arm, variant in arms.items() for one in _samples(trial, variant)]
+        samples += [as_chosen(sample, CHOSEN, chosen) for sample in _samples(trial, chosen or variants[0])]
         advance(self.file)
         return samples
 

@@ -9,13 +9,14 @@ from typing import Any
 
 from ..gates.answers import whole_trial
 from ..gates.choice import Choice
-from ..gates.page import command
+from ..gates.page import WANTED, command
 from ..judging.claim import Group, Sample, Test
+from ..judging.results import slug
 from ..judging.study import Study
 from ..stored import stored_bytes, stored_json
 
-MAKES = "python -m claims gates"
-"""The command that writes it."""
+FILE, PUBLISHED_FILE = "gates.json", "gates_{model}.json"
+"""The bundled model's, and that of any other, by its name as the ledger has it."""
 CHOSEN = "hardkuma"
 """The arm of the variant that stands for HardKuma."""
 NEAR = "open@near"
@@ -25,6 +26,7 @@ STANDS = Test(
     Group(f"{CHOSEN}*"), bound=0.5,
 )  # fmt: skip
 """Premise of claims about HardKuma: gates with more or fewer heads say nothing of the paper's."""
+PUBLISHED_STANDS = replace(STANDS, effect=STANDS.effect.replace("within one", "within two"))
 
 
 def as_chosen(sample: Sample, arm: str, chosen: str | None) -> Sample:
@@ -39,14 +41,21 @@ def trial_of(file: str, study: Study, choice: Choice) -> dict[str, Any]:
     Raises:
         SaccadeError: it is not there, or holds another model's gates, or such as `choice` does not speak of.
     """
-    trial = whole_trial(stored_json(file, MAKES), file, study.subject.shape)
+    name = named(file, study)
+    made_by = "python -m claims gates" if study.model is None else command(WANTED, study.model)
+    trial = whole_trial(stored_json(name, made_by), name, study.subject.shape)
     choice.refuse_others(trial)
     return trial
 
 
+def named(file: str, study: Study) -> str:
+    """A file's name on this model."""
+    return file.format(model=slug(study.subject.source.name))
+
+
 def file_conditions(file: str, study: Study, choice: Choice) -> dict[str, Any]:
     """The trial's machine and versions, and which file it is."""
-    digest = hashlib.sha256(stored_bytes(file, MAKES)).hexdigest()
-    trial = trial_of(file, study, choice)
-    made_by = command(run["variant"] for run in trial["runs"])
-    return {**trial["environment"], "file": file, "sha256": digest, "measured_by": made_by}
+    trial, name = trial_of(file, study, choice), named(file, study)
+    told = {"model": study.subject.source.name, "file": name, "measured_by": command(trial, study.model)}
+    digest = hashlib.sha256(stored_bytes(name, told["measured_by"])).hexdigest()
+    return {**trial["environment"], **told, "sha256": digest}

@@ -16,9 +16,11 @@ PICTURE = "gates.svg"
 def gates(
     model: Model = None,
     variants: Annotated[
-        str, words("NAME,NAME", "letter, loss, share, multiplier, code: HardKuma gates; direct. In this order.")
+        str, words("NAME,NAME", "letter, loss, share, multiplier, code: HardKuma gates; direct, direct-share.")
     ] = "letter,loss,direct,share,multiplier",
-    target_heads: Annotated[int, count("KV heads that may read everything, those of layer 0 among them.")] = 16,
+    target_heads: Annotated[
+        int | None, count("KV heads that may read everything, those of layer 0 among them. Default: of 4 layers.")
+    ] = None,
     seeds: Annotated[int, count("Runs of every variant.", maximum=100)] = 3,
     steps: Annotated[int, count("Training steps, one text each.")] = 3000,
     rate: Annotated[float, number("NUMBER", "Learning rate of gates and multiplier.")] = 0.01,
@@ -42,7 +44,7 @@ def gates(
     dtype: Dtype = "float32",
     seed: Seed = 0,
 ) -> None:
-    """Train HardKuma gates by the paper's multiplier and by three that know the size of the loss, and direct gates.
+    """Train HardKuma gates, by the paper's multiplier and by others that know the size of the loss, and direct gates.
 
     The folder gets gates.json, written again and again while it runs, and at the end gates.svg: expected number of
     open gates, multiplier and loss over steps. What gates.json holds of other variants, trained likewise, stays in it.
@@ -51,7 +53,7 @@ def gates(
 
       python -m claims gates --device cuda --minutes 8
 
-      python -m claims gates --variants loss,direct --seeds 1 --steps 200 --lengths 128,256 --asked 4
+      python -m claims gates --model DIR --dtype bfloat16 --variants share,direct-share,code --steps 2000
     """
     # Imported here, so that --help and a mistyped option do not wait for torch.
     from saccade.calibrate.heads import shortest_and_longest
@@ -119,18 +121,19 @@ def roles(
     from saccade.eval.output import check_file, write_json
 
     from .answers import AnswerSettings, RoleAnswers
-    from .choice import CHOICE
+    from .choice import choice_of
     from .table import answer_table
-    from .variants import DIRECT
+    from .variants import DIRECTS
 
     quiet_libraries()
-    work = RoleAnswers.check(AnswerSettings(file, model, output_dir, device, dtype, threads, CHOICE))
+    choice = choice_of(model)
+    work = RoleAnswers.check(AnswerSettings(file, model, output_dir, device, dtype, threads, choice))
     check_file(file)
     with progress(work.units) as advance:
         results = work.run(advance)
     write_json(file, results, indent=None)
     told = [f"answers: {file}", *_drawn(results, file.with_suffix(".svg"))]
-    if any(run["variant"] == DIRECT for run in results["runs"]):
-        stands = CHOICE.chosen(results) or f"none, no seeds open {results['target']} gates within {CHOICE.near:g}"
+    if any(run["variant"] in DIRECTS for run in results["runs"]):
+        stands = choice.chosen(results) or f"none, no seeds open {results['target']} gates within {choice.near:g}"
         told.append(f"stands for HardKuma: {stands}")
     show(answer_table(results), *told)

@@ -35,7 +35,7 @@ class TrialSettings:
 
     common: TargetSettings
     variants: str
-    target_heads: int
+    target_heads: int | None
     seeds: int
     steps: int
     rate: float
@@ -82,12 +82,14 @@ class Trial:
             raise SaccadeError(f"--minutes {settings.minutes:g} is not valid: above 0")
         subject = Target.check(settings.common)
         shape = subject.subject.shape
-        refuse_count(settings.target_heads, shape)
+        count = settings.target_heads or min(4, len(shape.full_layers)) * shape.kv_heads
+        settings = replace(settings, target_heads=count)
+        refuse_count(count, shape)
         if settings.drop_known:
             subject.refuse_made()
         for seed in range(settings.seeds):
             subject.draw(TRAINING + seed, settings.asked, settings.lengths, settings.steps, together=True)
-        trial = cls(settings, subject, variants, settings.target_heads - shape.kv_heads)
+        trial = cls(settings, subject, variants, count - shape.kv_heads)
         return replace(trial, others=tuple(_others(settings.common.output_dir / RESULTS, variants, trial.about())))
 
     def parts(self) -> list[Part]:

@@ -2,24 +2,41 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from statistics import fmean
 
 from saccade.report.wording import grouped
 
+from ..judging.results import slug
 from ..stored import stored
+from .published import CODE
+from .scaled import SHARE
 from .table import Results
-from .variants import VARIANTS
+from .variants import DIRECT_SHARE, VARIANTS
 
 PICTURE = "gates.svg"
 """In docs/images."""
-FILE = "results/gates/gates.json"
 
 
-def command(variants: Iterable[str]) -> str:
-    """What makes the trial's file."""
-    train = f"python -m claims gates --device cuda --variants {','.join(dict.fromkeys(variants))}"
-    return f"{train} && python -m claims roles {FILE} && cp {FILE} docs/results"
+WANTED: Results = {
+    "runs": [{"variant": SHARE}, {"variant": DIRECT_SHARE}, {"variant": CODE}],
+    "steps": 2000, "lengths": [1024, 6144], "task": "kv", "dtype": "bfloat16",
+}  # fmt: skip
+"""How gates of another model than the bundled one are to be trained, as a file says it."""
+
+
+def command(trial: Results, model: str | None = None) -> str:
+    """What makes the file of a model, None: of the bundled one."""
+    variants, name = ",".join(dict.fromkeys(run["variant"] for run in trial["runs"])), "gates"
+    same = more = ""
+    if model is not None:
+        name, same = f"gates_{slug(model)}", f" --model {model} --dtype {trial['dtype']}"
+        shortest, longest = trial["lengths"]
+        more = f" --steps {trial['steps']} --lengths {shortest},{longest} --task {trial['task']}"
+    file, apart = f"results/{name}/gates.json", f" --output-dir results/{name}" if same else ""
+    train = f"python -m claims gates{same} --device cuda --variants {variants}{more}{apart}"
+    asked, kept = (f"{apart}/roles", f"/{name}.json") if same else ("", "")
+    return f"{train} && python -m claims roles {file}{same}{asked} && cp {file} docs/results{kept}"
 
 
 def section(results: Results) -> list[str]:
@@ -30,8 +47,7 @@ def section(results: Results) -> list[str]:
     heads += [f"right, {roles}, budget {budget}" for roles in kept for budget in budgets]
     lines = ["| " + " | ".join(heads) + " |", "|---|---|" + "--:|" * (len(heads) - 2)]
     steps = f"{results['steps']:,} steps"
-    variants = grouped(results["runs"], lambda run: str(run["variant"]))
-    for name, runs in variants.items():
+    for name, runs in grouped(results["runs"], lambda run: str(run["variant"])).items():
         cells = [VARIANTS[name].kind, VARIANTS[name].scale, _between([run["expected_l0"] for run in runs], "{:.1f}")]
         cells += [_between([run["grey"] for run in runs], "{:.0%}"), _between([run["open"] for run in runs], "{}")]
         for roles in ("threshold", "exact"):
@@ -42,7 +58,7 @@ def section(results: Results) -> list[str]:
     own, heads_each = results["environment"], results["kv_heads"]
     told = f"{results['target']} gates of {len(results['layers']) * heads_each} wanted open beside the first layer's "
     told += f"{heads_each}, {steps}, {results['seeds']} seeds, least to most. {own['device']}, {own['dtype']}, torch "
-    told += f"{own['versions']['torch']}, {own['date'][:10]}. `{command(variants)}` "
+    told += f"{own['versions']['torch']}, {own['date'][:10]}. `{command(results)}` "
     told += f"([gates.json](results/{stored('gates.json').name}))"
     image = f"![Expected open gates, multiplier and loss over the steps of each training](images/{PICTURE})"
     return [*lines, "", told, "", image]

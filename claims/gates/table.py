@@ -9,6 +9,7 @@ from typing import Any
 from rich.table import Table
 from rich.text import Text
 
+from saccade.calibrate.gates import DirectGates
 from saccade.report.table import new_table
 from saccade.report.wording import grouped
 
@@ -45,7 +46,8 @@ def progress_line(results: Results) -> str:
 
 def per_loss(run: Results) -> list[float]:
     """The multiplier as it would be if the loss were not divided."""
-    size = run["start"] if run["scale"] in DIVIDED and run["start"] else 1.0
+    divided = run["scale"] in DIVIDED and run["kind"] != DirectGates.kind  # whose first loss is none
+    size = run["start"] if divided and run["start"] else 1.0
     return [value * size for value in run["trace"]["multiplier"]]
 
 

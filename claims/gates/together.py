@@ -69,7 +69,9 @@ class Part:
                 made.append(PublishedTraining(*given, PublishedKuma(shape, model.device, self.seed)))
                 continue
             gates: Gates = (
-                DirectGates(shape, model.device) if name == DIRECT else HardKuma(shape, model.device, self.seed)
+                DirectGates(shape, model.device)
+                if VARIANTS[name].kind == DIRECT
+                else HardKuma(shape, model.device, self.seed)
             )
             made.append(ScaledTraining(*given, gates, VARIANTS[name].scale))
         return made

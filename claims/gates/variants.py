@@ -11,6 +11,8 @@ from .published import CODE
 from .scaled import LETTER, LOSS, MULTIPLIER, SHARE
 
 DIRECT = DirectGates.kind
+DIRECT_SHARE = f"{DIRECT}-{SHARE}"
+DIRECTS = DIRECT_SHARE, DIRECT
 GREY = 0.1, 0.9
 """Between them a gate has not decided."""
 
@@ -29,6 +31,7 @@ VARIANTS = {
     LOSS: Variant(HardKuma.kind, LOSS),
     DIRECT: Variant(DIRECT, LETTER),
     SHARE: Variant(HardKuma.kind, SHARE),
+    DIRECT_SHARE: Variant(DIRECT, SHARE),
     MULTIPLIER: Variant(HardKuma.kind, MULTIPLIER),
     CODE: Variant(HardKuma.kind, CODE),
 }

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol
 
@@ -23,6 +23,9 @@ RESA = "ReSA"
 SACCADE = "saccade"
 """What our own pages say."""
 PAPERS = (TIDAL, LESS_IS_MORE, LYCHEE_DECODE, LYCHEE_CLUSTER, RESA, SACCADE)
+
+BUNDLED = "bundled"
+"""What results call the model that comes with the package."""
 
 Direction = Literal["above", "below"]
 Values = dict[str, float]
@@ -127,6 +130,7 @@ class Claim:
         needs: the device it speaks about.
         protocol: of what the paper reports, where that is not ours; None: it is.
         withdrawn: why it is judged no longer; it keeps its number and its row. None: it stands.
+        published: the same claim by criteria for other models than the bundled one, where these are no use there.
     """
 
     says: str | None
@@ -138,6 +142,11 @@ class Claim:
     needs: Literal["cpu", "cuda"] = "cpu"
     protocol: str | None = None
     withdrawn: str | None = None
+    published: Claim | None = None
+
+    def elsewhere(self, **changes: Any) -> Claim:
+        """With criteria for other models than the bundled one, which these changes make of its own."""
+        return replace(self, published=replace(self, **changes))
 
     @property
     def sentence(self) -> str:
@@ -148,7 +157,7 @@ class Claim:
         """All that decides, as JSON has it."""
         kind = {"design": type(self.settings).__name__, "interval": self.settings.interval}
         whole = asdict(self) | {"says": self.sentence}
-        del whole["withdrawn"], whole["protocol"]  # they decide about no sample
+        del whole["withdrawn"], whole["protocol"], whole["published"]  # they decide about no sample of this claim's
         # What is None says nothing, so that a design may learn an option without changing what stands.
         whole["settings"] = {name: value for name, value in whole["settings"].items() if value is not None} | kind
         plain: dict[str, Any] = json.loads(json.dumps(whole))
@@ -167,3 +176,8 @@ class Listed:
     number: str
     file: Path
     claim: Claim
+
+    def on(self, model: str | None) -> Listed:
+        """With the criteria for a model as results name it; None: the bundled one."""
+        other = None if model in (None, BUNDLED) else self.claim.published
+        return self if other is None else replace(self, claim=other)

@@ -64,7 +64,7 @@ def record(found: Result, listed: Listed, ledger: Path = LEDGER) -> Path:
     number = found["claim"]
     if found["draft"]:
         raise SaccadeError(f"{number} is a draft: its criteria were not committed, so it cannot enter the ledger")
-    if found["fingerprint"] != listed.claim.fingerprint:
+    if found["fingerprint"] != listed.on(found["on"]).claim.fingerprint:
         raise SaccadeError(f"{number} ran with other criteria than those of {listed.file.name}; run it again")
     path = ledger / f"{number}-{slug(found['on'])}.json"
     with writing(ledger):
@@ -91,7 +91,7 @@ def stale(claims: Mapping[str, Listed], held: Mapping[str, Iterable[Result]]) ->
         for found in results:
             if number not in claims:
                 complaints.append(f"{number}: no file of this number")
-            elif found["fingerprint"] != claims[number].claim.fingerprint:
+            elif found["fingerprint"] != claims[number].on(found["on"]).claim.fingerprint:
                 complaints.append(f"{number} on {found['on']}: its criteria have changed since; run it again")
             elif found.get("rules") != rules():
                 told = "intervals are made in another way since; run it again where its samples lie"

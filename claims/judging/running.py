@@ -44,6 +44,7 @@ class Run:
             SaccadeError: a withdrawn claim; criteria that are not committed, unless it is a draft; a folder that
                 cannot be written; what the claim's design refuses.
         """
+        listed = listed.on(study.model)
         if listed.claim.withdrawn is not None:
             raise SaccadeError(f"{listed.number} is withdrawn: {listed.claim.withdrawn}")
         commit = None if draft else criteria_commit(listed.file, DESIGNS)

@@ -1,24 +1,25 @@
 """LessIsMore does not lengthen what is generated, while TidalDecode and Quest do."""
 
 from ..designs.generation import Generation
+from ..designs.measured import MeasuredTexts
 from ..judging.claim import LESS_IS_MORE, Claim, Direction, Group, Source, Test
 
 BUDGETS = (64, 128, 256)
 ARMS = ("less_is_more:budget={}", "tidal:budget={},heads=query", "quest:budget={},heads=query", "streaming:budget={}")
 OWN, TIDAL_QUERY, QUEST_QUERY, STREAMING = (arm.format("*") for arm in ARMS)
+FILE = "reasoning_h200.json"
+COMMAND = f"python -m claims reasoning --model models/qwen2.5-coder-1.5b --json docs/results/{FILE}"
+STOCK, PUBLISHED = "stock", ("less_is_more:*", "tidal:*", "quest:*")
+"""In vLLM: problems that dense attention answers rightly and at length, greedily and drawn."""
 
 
 def _longer(
-    arm: str,
-    reported: float | None = None,
-    *,
-    direction: Direction = "above",
-    measure: str = "tokens",
-    until: str = "the end of sequence",
-    decides: bool = True,
-) -> Test:
-    effect, of, dense = f"tokens until {until}, {arm} over dense", Group(arm), Group("dense")
-    return Test(effect, measure, of, dense, "ratio", direction, bound=1.1, reported=reported, decides=decides)
+    arm: str, reported: float | None = None, *, direction: Direction = "above", measure: str = "tokens",
+    until: str = "the end of sequence", decides: bool = True, dense: str = "dense",
+) -> Test:  # fmt: skip
+    effect = f"tokens until {until}, {arm} over dense"
+    groups = Group(arm), Group(dense)
+    return Test(effect, measure, *groups, "ratio", direction, bound=1.1, reported=reported, decides=decides)
 
 
 CLAIM = Claim(
@@ -41,4 +42,19 @@ CLAIM = Claim(
         Test("right answers of dense attention", "right", Group("dense"), bound=0.8),
     ),
     instrument="a model that reasons before it answers, and then ends",
+).elsewhere(
+    settings=MeasuredTexts(FILE, COMMAND, "reasoning"),
+    tests=(
+        _longer(PUBLISHED[0], 1.03, direction="below", dense=STOCK),
+        *(_longer(arm, told, dense=STOCK) for arm, told in zip(PUBLISHED[1:], (1.13, 1.63), strict=True)),
+        *(
+            Test(f"{what}, {arm} minus dense", measure, Group(arm), Group(STOCK), decides=False)
+            for measure, what in (("ended", "answers that end"), ("right", "right answers"))
+            for arm in PUBLISHED
+        ),
+    ),
+    premises=(
+        Test("whether 100 problems are answered rightly and at length", "ended@enough", Group(STOCK), bound=0.5),
+    ),
+    protocol="mathematics of competitions, answers of 14.8 thousand tokens",
 )

@@ -18,12 +18,7 @@ CLAIM = Claim(
     says=__doc__,
     source=Source(LESS_IS_MORE, "figure 1a"),
     settings=Continuation(
-        arms=(
-            "less_is_more:budget=256",
-            PUBLISHED,
-            FRAMED,
-            "streaming:budget=256,dense_layers=2",
-        ),
+        arms=("less_is_more:budget=256", PUBLISHED, FRAMED, "streaming:budget=256,dense_layers=2"),
         decoded=2048,
         texts=8,
         kinds=("code", "prose"),

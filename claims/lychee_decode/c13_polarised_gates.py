@@ -1,7 +1,8 @@
 """HardKuma gates decide, each for 0 or 1, where directly optimised ones stay between."""
 
 from ..designs.trained import Trained
-from ..designs.trial import STANDS
+from ..designs.trial import FILE, PUBLISHED_FILE, PUBLISHED_STANDS, STANDS
+from ..gates.choice import PUBLISHED
 from ..judging.claim import LYCHEE_DECODE, Claim, Group, Source, Test
 
 
@@ -21,7 +22,7 @@ def _decided(gates: str, told: str, *, decides: bool = True) -> tuple[Test, ...]
 CLAIM = Claim(
     says=__doc__,
     source=Source(LYCHEE_DECODE, "figure 7, section D"),
-    settings=Trained("gates.json"),
+    settings=Trained(FILE),
     # Beside what stands for the paper's gates, those of its own multiplier.
     tests=(
         *_decided("hardkuma", "HardKuma gates"),
@@ -29,4 +30,9 @@ CLAIM = Claim(
     ),
     premises=(STANDS,),
     instrument="gates trained by the authors' code, a model with more heads",
+).elsewhere(
+    settings=Trained(PUBLISHED_FILE, PUBLISHED),
+    tests=_decided("hardkuma", "HardKuma gates")[:2],  # how many are open is the premise
+    premises=(PUBLISHED_STANDS,),
+    instrument="a model with more heads",
 )

@@ -15,11 +15,11 @@ from transformers import AutoModelForCausalLM
 from saccade.adapters.hf.probe import KINDS, Probe, Told
 from saccade.adapters.hf.run import attached
 from saccade.calibrate import layers
-from saccade.calibrate.divergence import Divergence, record
 from saccade.calibrate.layers import LayerSearch
 from saccade.calibrate.passages import Texts
 from saccade.checkpoints.load import ModelSource
 from saccade.errors import DocumentError, SaccadeError
+from saccade.eval.divergence import Divergence, record
 from saccade.methods.policy import Policy
 from saccade.recipes.recipe import Recipe
 from walking import among

@@ -19,15 +19,16 @@ from claims.__main__ import app
 from claims.designs.packages import PackageProblems
 from claims.designs.retrieving import Retrieving, cut
 from claims.designs.trained import Trained
-from claims.designs.trial import STANDS
+from claims.designs.trial import PUBLISHED_FILE, PUBLISHED_STANDS, STANDS
 from claims.gates import choice as choice_module
 from claims.gates import job as job_module
 from claims.gates import page
-from claims.gates.choice import CHOICE, Choice
+from claims.gates.choice import CHOICE, PUBLISHED, Choice
 from claims.gates.picture import trial_picture
-from claims.gates.variants import VARIANTS
+from claims.gates.variants import DIRECT_SHARE, DIRECTS, VARIANTS
 from claims.judging.claim import Claim
 from claims.judging.discovery import found
+from claims.judging.results import slug
 from claims.judging.study import Study
 from claims.judging.verdicts import judge
 from commands import LAYERS, Fails, Invoke, invoker, told
@@ -88,7 +89,7 @@ def test_a_trial_gives_traces_and_answers(
 
     asked = {"context": 256, "texts": 2, "asked": 2, "budgets": (16,), "behind": 900}
     small = Choice((), near=99.0, target_heads=4, seeds=1, steps=12, **asked)
-    monkeypatch.setattr(choice_module, "CHOICE", small)
+    monkeypatch.setattr(choice_module, "PUBLISHED", small)
     ask = ("--model", model_folder, "--device", "cpu", "--output-dir", tmp_path / "roles")
     result = invoke("roles", tmp_path / "gates.json", *ask)
     assert result.exit_code == 0, result.output
@@ -100,7 +101,7 @@ def test_a_trial_gives_traces_and_answers(
         assert len(row["right"]) == len(answers["dense"]) == 2
         assert row["heads"] == 4 or row["roles"] == "threshold"
     assert "stands for HardKuma: letter" in result.stdout
-    monkeypatch.setattr(choice_module, "CHOICE", replace(small, near=-1.0))
+    monkeypatch.setattr(choice_module, "PUBLISHED", replace(small, near=-1.0))
     told = invoke("roles", tmp_path / "gates.json", *ask).stdout  # nothing is asked again
     assert "stands for HardKuma: none, no seeds open 2 gates within -1" in told
     small.refuse_others(read(tmp_path))
@@ -203,19 +204,22 @@ def made_up(**changes: tuple[int, float]) -> dict[str, Any]:
     Other roles and expected numbers say the contrary.
     """
     known = {**dict.fromkeys(VARIANTS, (5, 0.5)), "direct": (4, 0.9), **changes}
+    if DIRECT_SHARE not in changes:
+        del known[DIRECT_SHARE]
     runs, rows = [], []
     for name, (number, right) in known.items():
         for seed in range(3):
-            values = [[0.95, 0.05]] * (LAYERS - 1) if name != "direct" else [[0.5, 0.4]] * (LAYERS - 1)
+            values = [[0.95, 0.05]] * (LAYERS - 1) if name not in DIRECTS else [[0.5, 0.4]] * (LAYERS - 1)
             about = {"variant": name, "seed": seed, "step": 9}
             trace = {"step": [0, 9], "loss": [None, 3.0], "expected_l0": [7.0, number], "multiplier": [0.0, 1.0]}
             runs.append({**about, "scale": VARIANTS[name].scale, "kind": VARIANTS[name].kind, "start": 4.0,
                          "expected_l0": 7.0 - number, "values": values, "trace": trace, "open": number,
-                         "grey": float(name == "direct")})  # fmt: skip
-            own, other = ("exact", "threshold") if name == "direct" else ("threshold", "exact")
+                         "grey": float(name in DIRECTS)})  # fmt: skip
+            own, other = ("exact", "threshold") if name in DIRECTS else ("threshold", "exact")
             rows.append({**about, "roles": own, "budget": 16, "right": [right, right]})
             rows.append({**about, "roles": other, "budget": 16, "right": [1.5 - right] * 2})
     about = {"target_heads": 4, "seeds": 3, "steps": 9, "target": 2, "layers": [*range(1, LAYERS)], "kv_heads": 2}
+    about |= {"lengths": [128, 140], "task": "kv", "dtype": "float32"}
     where = {"model": "tiny", "device": "a device", "dtype": "float32", "versions": {"torch": "2"}}
     where["date"], answers = "2026-01-01T", {**MADE_UP.asking(), "rows": rows}
     return {**about, "complete": False, "runs": runs, "answers": answers, "environment": where}
@@ -303,11 +307,14 @@ def stretches(tokenizer: Any, own: Choice | Retrieving) -> list[range]:
 def test_no_text_that_judges_has_chosen(tokenizer: Any) -> None:
     """By tokens of the packages' sources, with room for a model whose texts reach twice as far."""
     chose = stretches(tokenizer, CHOICE)
+    assert stretches(tokenizer, PUBLISHED) == chose
     for claim in gate_claims():
-        if isinstance(claim.settings, Retrieving):
-            judged = stretches(tokenizer, claim.settings)
-            assert len(chose) == len(judged) == 24
-            assert 2 * max(own.stop for own in judged) < CHOICE.behind <= min(own.start for own in chose)
+        for own in (claim, claim.published):
+            if own is None or not isinstance(own.settings, Retrieving):
+                continue
+            judged = stretches(tokenizer, own.settings)
+            assert (len(chose), len(judged)) == (24, 24 if own is claim else 40)
+            assert 2 * max(one.stop for one in judged) < CHOICE.behind <= min(one.start for one in chose)
     every = Counter(token for own in chose for token in own)
     assert set(every.values()) == {1}
 
@@ -346,8 +353,8 @@ def study(model_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     return study
 
 
-def hold(study: Study, folder: Path, content: dict[str, Any]) -> None:
-    (folder / "gates.json").write_text(json.dumps(content | {"weights": study.subject.shape.weights}))
+def hold(study: Study, folder: Path, content: dict[str, Any], name: str = "gates.json") -> None:
+    (folder / name).write_text(json.dumps(content | {"weights": study.subject.shape.weights}))
 
 
 def test_heads_are_the_texts_of_trained_gates(study: Study) -> None:
@@ -355,9 +362,9 @@ def test_heads_are_the_texts_of_trained_gates(study: Study) -> None:
     values = {(one.arm, one.text): one.values for one in samples}
     assert values["direct", "layer 1, head 0"] == {"grey": 1.0, "open": 0.0}
     assert values["hardkuma", "layer 4, head 0"] == {"grey": 0.0, "open": 1.0, "open@near": 1.0}
-    assert {arm for arm, _ in values} == {*VARIANTS, "hardkuma"}
+    assert {arm for arm, _ in values} == {*VARIANTS, "hardkuma"} - {DIRECT_SHARE}
     conditions = Trained("gates.json", MADE_UP).conditions(study)
-    assert conditions["model"] == "tiny" and "roles results/gates/gates.json && cp" in conditions["measured_by"]
+    assert conditions["model"] == study.model and f"--model {study.model} --dtype float32" in conditions["measured_by"]
     with pytest.raises(SaccadeError, match="target_heads 4 is not valid"):
         Trained("gates.json").run(study, lambda _: None)
 
@@ -395,6 +402,39 @@ def test_where_no_gates_stand_for_the_papers_there_is_no_verdict(study: Study, t
     told = [values[f"{gates} 4, seed 0, budget 16"]["right"] for gates in ("hardkuma", "letter", "direct")]
     assert [*map(isnan, told)] == [True, False, False]
     assert all(STANDS in listed.premises for listed in gate_claims())
+
+
+def test_other_models_have_files_variants_and_criteria_of_their_own(study: Study, tmp_path: Path) -> None:
+    """Counts are said as the paper means them; of gates that do not stand none is asked."""
+    choice = replace(PUBLISHED, target_heads="2 layers", steps=9, budgets=(16,))
+    name = f"gates_{slug(str(study.model))}.json"
+    with pytest.raises(SaccadeError, match=f"{name} is not in docs/results; `python -m claims gates --model"):
+        Trained(PUBLISHED_FILE, choice).run(study, lambda _: None)
+    design = Retrieving(PUBLISHED_FILE, ("2 layers", "1/2"), (16,), (), (200, 200), texts=2, asked=2, choice=choice)
+    judged = {}
+    for open_gates in (4, 5):
+        content = made_up(share=(open_gates, 0.9), **{DIRECT_SHARE: (4, 0.9)})
+        content["runs"] = [run for run in content["runs"] if run["variant"] in ("share", DIRECT_SHARE)]
+        for run in content["runs"][3:]:
+            run["values"] = [[0.05, 0.95]] * (LAYERS - 1)
+        content["answers"] |= choice.asking()
+        hold(study, tmp_path, content, name)
+        samples, told = design.run(study, lambda _: None), Trained(PUBLISHED_FILE, choice)
+        assert {one.arm for one in samples} == {
+            f"{gates} {count}, seed {seed}, budget 16"
+            for gates in ("hardkuma", "direct") for count in ("2 layers", "1/2") for seed in range(3)
+        }  # fmt: skip
+        assert [isnan(one.values["right"]) for one in samples[:2]] == [open_gates == 5] * 2
+        assert design.units(study) == (8 if open_gates == 4 else 4)
+        claim = found()["C13"].on(study.model).claim
+        judged[open_gates] = judge(claim, told.run(study, lambda _: None))
+        assert told.conditions(study)["measured_by"].endswith(f"docs/results/{name}")
+    assert [judged[number].premises[0].verdict for number in judged] == ["holds", "refuted"]
+    assert judged[4].outcomes[0].effect.value == 0.0 and judged[5].outcomes[0].effect.value is None
+    for bundled in gate_claims():
+        assert bundled.published is not None and bundled.published.premises == (PUBLISHED_STANDS,)
+        assert bundled.published.fingerprint != bundled.fingerprint
+        assert replace(bundled, published=None).fingerprint == bundled.fingerprint
 
 
 def test_the_best_gates_are_cut_to_a_number_of_heads() -> None:

@@ -16,7 +16,7 @@ from claims.gates.scaled import LETTER, LOSS, MULTIPLIER, SHARE, ScaledTraining
 from learning import ABOUT, PROBLEMS, SHORT, StoppedError, nothing, records, stop_after
 from saccade.calibrate.gates import DirectGates
 from saccade.calibrate.mixture import Mixture
-from saccade.calibrate.training import LOG, HeadTraining, Training
+from saccade.calibrate.training import LOG, HeadTraining, Training, targets
 from saccade.errors import OutputError, SaccadeError
 from walking import in_turn, walk
 
@@ -111,3 +111,24 @@ def test_direct_gates_do_not_go_on_in_a_folder_of_others(model: Any, tmp_path: P
     with pytest.raises(OutputError, match=r"training\.kind='hardkuma', this one has 'direct'") as refused:
         HeadTraining(model, PROBLEMS, SHORT, tmp_path, ABOUT, DirectGates(SHAPE))
     assert "\n" not in str(refused.value)
+
+
+def test_direct_gates_are_divided_by_what_half_open_ones_lose(model: Any, tmp_path: Path) -> None:
+    """Open ones lose nothing at the start; and a run taken up again is the run that never stopped."""
+
+    def direct(folder: str) -> ScaledTraining:
+        return ScaledTraining(model, PROBLEMS, SHORT, tmp_path / folder, ABOUT, DirectGates(SHAPE), SHARE)
+
+    whole, parts = direct("whole"), direct("parts")
+    whole.run(nothing)
+    parts.run(nothing, until=4)
+    direct("parts").run(nothing)
+    assert records(tmp_path / "whole") == records(tmp_path / "parts")
+    mixture, problem = Mixture(model, SHORT.kept), PROBLEMS[0]
+    behind, at = map(torch.tensor, targets(problem))
+    text, half = mixture.read(problem.tokens), torch.full(SHAPE, 0.5)
+    size = (mixture.logits(text, behind, at, half) - mixture.logits(text, behind, at, None)).square().sum()
+    mixture.close()
+    loss, excess = torch.tensor(3.0), torch.tensor(0.0)
+    assert float(whole.lagrangian(loss, excess)) == pytest.approx(3.0 / float(size.detach()), rel=1e-5)
+    assert records(tmp_path / "whole")[1]["loss"] < 1e-6 * float(size.detach())

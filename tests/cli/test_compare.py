@@ -11,7 +11,8 @@ from typing import Any
 
 import pytest
 
-from commands import Invoke, invoker
+from commands import Fails, Invoke, invoker
+from saccade.adapters.hf import probe
 from saccade.cli import app
 from saccade.eval import comparison, context
 from saccade.eval.job import ComparisonJob, ComparisonSettings
@@ -239,6 +240,26 @@ def test_a_given_budget_stays_and_that_is_said(compare: Compare) -> None:
     assert [(row["policy"], row["budget"]) for row in rows] == [("dense", None), ("tidal", 48), ("streaming", 64)]
     assert "dense: --budget is ignored, this policy has none" in result.stdout
     assert "tidal:budget=48,reselect=3: --budget is ignored, this policy has its own" in result.stdout
+
+
+def test_key_tokens_stand_beside_right_answers(compare: Compare, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(probe, "KEY", -1e9)  # a random model finds no token likelier with more before it
+    result, folder = compare("--probe", policies=("quest", "less_is_more:reselect=2"), budget="32,4096")
+    assert result.exit_code == 0, result.output
+    dense, *rows = results_of(folder)["rows"]
+    assert all(row["key_tokens"] == 2 * 2 * probe.TOLD and row["key_interval"] is None for row in (dense, *rows))
+    assert dense["key_divergence"] == 0 and len(rows) == 4
+    for row in rows:
+        # What covers the text differs by rounding of logits: nats of the order of its square.
+        assert row["key_divergence"] < 1e-9 if row["budget"] == 4096 else row["key_divergence"] > 1e-6, row
+    assert "divergence" in result.output
+
+
+def test_a_text_too_short_to_be_told_is_refused(fails: Fails, model_folder: Path, tmp_path: Path) -> None:
+    short = tmp_path / "short.txt"
+    short.write_text("A sentence of words. " * 60, encoding="utf-8")
+    told = fails("compare", "--model", model_folder, "--document", short, "--limit", 1, "--probe")
+    assert re.search(r"--probe is not valid for a text of \d+ tokens: it needs 801", told)
 
 
 def test_an_interrupted_run_is_readable(compare: Compare, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -49,17 +49,9 @@ def _sets(oracle: Callable[..., oracles.Sets]) -> Oracle:
 
 
 def _rule(
-    budget: int = 2048,
-    rule: str = "top_k",
-    top_p: float = 0.0,
-    threshold: float = 0.0,
-    ratio: float = 0.0,
-    min_pages: int = 1,
-    local_pages: int = 1,
-    sinks: int = 0,
-    window: int = 0,
-    **_: Any,
-) -> composed.Rule:
+    budget: int = 2048, rule: str = "top_k", top_p: float = 0.0, threshold: float = 0.0, ratio: float = 0.0,
+    min_pages: int = 1, local_pages: int = 1, sinks: int = 0, window: int = 0, **_: Any,
+) -> composed.Rule:  # fmt: skip
     if rule == "top_p":
         return composed.top_p(top_p, budget, SCALE, sinks, window)
     if rule == "threshold":

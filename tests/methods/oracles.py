@@ -73,17 +73,9 @@ def tidal(
 
 
 def less_is_more(
-    q: list[Array],
-    k: list[Array],
-    *,
-    budget: int,
-    reselect: Sequence[int] = (),
-    dense_layers: int = 2,
-    sinks: int = 4,
-    recent: float = 0.25,
-    scorer: str = "exact",
-    page: int = 1,
-) -> Sets:
+    q: list[Array], k: list[Array], *, budget: int, reselect: Sequence[int] = (), dense_layers: int = 2,
+    sinks: int = 4, recent: float = 0.25, scorer: str = "exact", page: int = 1,
+) -> Sets:  # fmt: skip
     def choose(layer: int, q: Array, k: Array) -> list[Cut]:
         length, rows = k.shape[1], unit_scores(q, k, scorer=scorer, page=page, heads="query", pooling="max")
         if length <= budget:

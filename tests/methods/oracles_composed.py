@@ -240,17 +240,9 @@ def by_roles(q: list[Array], k: list[Array], roles: Roles, choose: Chooser) -> O
 
 
 def composed(
-    q: list[Array],
-    k: list[Array],
-    *,
-    roles: Roles,
-    rule: Rule,
-    scorer: str = "exact",
-    page: int = 1,
-    heads: str = "kv",
-    pooling: str = "max",
-    scale: float = 1.0,
-) -> Outcome:
+    q: list[Array], k: list[Array], *, roles: Roles, rule: Rule, scorer: str = "exact", page: int = 1,
+    heads: str = "kv", pooling: str = "max", scale: float = 1.0,
+) -> Outcome:  # fmt: skip
     def choose(layer: int, q: Array, k: Array) -> list[Cut]:
         length, cuts = k.shape[1], []
         rows: list = unit_scores(q, k, scorer=scorer, page=page, heads=heads, pooling=pooling)

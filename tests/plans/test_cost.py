@@ -193,17 +193,9 @@ POOLING: dict[HeadGrouping, Pooling] = {"kv": "mean", "query": "each", "all": "e
 
 
 def slow_cost(
-    roles: list[list[Role]],
-    heads: HeadGrouping,
-    page: int | None,
-    budget: int,
-    rectify: Rectify | None,
-    length: int,
-    batch: int,
-    itemsize: int,
-    weight_bytes: float,
-    acceptance: float,
-) -> dict[str, tuple[float, float]]:
+    roles: list[list[Role]], heads: HeadGrouping, page: int | None, budget: int, rectify: Rectify | None,
+    length: int, batch: int, itemsize: int, weight_bytes: float, acceptance: float,
+) -> dict[str, tuple[float, float]]:  # fmt: skip
     """TopK over tokens by exact scores (page None) or over pages by bounds: read and written, part by part."""
     vector = 8 * itemsize
     unit = page or 1

@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 import numpy
 
-from ..adapters.hf.probe import KINDS, TOLD, Passage, Probe, texts_that_fit
-from ..adapters.hf.run import attached
-from ..checkpoints.shape import shape_of
+from ..adapters.hf.probe import KINDS, TOLD, Passage, texts_that_fit
 from ..errors import SaccadeError
+from ..eval.divergence import probed
 from ..methods.policy import Policy
-from .divergence import record
 from .layers import PROBED
 from .ledger import Ledger
 from .passages import Texts
@@ -125,11 +123,6 @@ class _Probing(Sweep):
         return texts_that_fit(self.model, max(len(one.tokens) for one in self.problems))
 
     def ask(self, number: int, specs: Sequence[str]) -> Iterator[dict[str, Any]]:
-        shape = shape_of(self.model.config)
-        separate = bool(shape.kinds or shape.sources)
-        with nullcontext() if separate else attached(self.model, Policy.from_spec(DENSE), None):
-            attach, passages = attached if separate else None, [self.problems[number]]
-            probe = Probe(self.model, passages, attach=attach, keys_alone=True, walks=(1,))
-            for spec in specs:
-                (told,) = probe.measure(Policy.from_spec(spec), self.tokenizer)
-                yield {"problem": number, "spec": spec, **record(told)}
+        kept = probed(self.model, self.tokenizer, self.problems[number], [*map(Policy.from_spec, specs)])
+        for spec, told in zip(specs, kept, strict=True):
+            yield {"problem": number, "spec": spec, **told}

@@ -12,9 +12,9 @@ from ..adapters.hf.probe import FINALISTS, WALK, Attach, Kind, Passage, Probe, T
 from ..adapters.hf.run import attached
 from ..checkpoints.shape import shape_of_model
 from ..errors import SaccadeError
+from ..eval.divergence import Divergence, record
 from ..methods.policy import Policy
 from ..recipes.recipe import method_of
-from .divergence import Divergence, record
 from .ledger import Ledger
 from .passages import Texts
 from .reselecting import Candidate, Reselecting

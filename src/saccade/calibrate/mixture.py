@@ -199,21 +199,21 @@ def _attention(
             gates = now.gates[module.layer_idx]
 
     def attend(scores: Tensor) -> Tensor:
-        old, new = _softmax(scores, sinks).to(q.dtype).tensor_split([keys.shape[1]], -1)
-        read: Tensor = old @ values[:, None] + new @ said[:, None]
-        return read
+        # A group's rows are one product's, so that values are not repeated for each.
+        weights = _softmax(scores, sinks).to(q.dtype).flatten(1, 2)
+        return (weights @ torch.cat((values, said), dim=1)).view(*q.shape[:3], -1)
 
     def mixed() -> Tensor:
         """`[Hkv, g, n, d]`; the set is chosen in here, so that not even it is kept for the backward pass."""
-        scores = capped(_scores(q, keys, own) * scale, cap)
+        scores = capped(_scores(q, keys, own, scale), cap)
         dense = attend(scores)
         if gates is None or below is None:
             return dense
         with torch.no_grad():
             chosen = _choose(*below, now.kept)
         sparse = attend(scores.masked_fill(~chosen[:, None], float("-inf")))
-        z = gates[:, None, None, None].to(q.dtype)
-        return z * dense + (1 - z) * sparse
+        z = gates[:, None, None, None]
+        return (z * dense + (1 - z) * sparse).to(q.dtype)
 
     output: Tensor = checkpoint(mixed, use_reentrant=False) if now.frugal else mixed()
     return output.flatten(0, 1).transpose(0, 1)[None], None
@@ -227,11 +227,11 @@ def _softmax(scores: Tensor, sinks: Tensor | None) -> Tensor:
     return torch.cat((scores, one_more), dim=-1).softmax(-1)[..., :-1]
 
 
-def _scores(q: Tensor, keys: Tensor, key: Tensor) -> Tensor:
+def _scores(q: Tensor, keys: Tensor, key: Tensor, scale: float = 1.0) -> Tensor:
     """q·k of new tokens with the text and with one another, float32 `[Hkv, g, n, T + n]`; -inf where not yet said."""
-    old, new = (q.float() @ k.float()[:, None].transpose(-1, -2) for k in (keys, key))
-    later = torch.ones(new.shape[-2:], dtype=torch.bool, device=q.device).triu(1)
-    return torch.cat((old, new.masked_fill(later, float("-inf"))), dim=-1)
+    row = torch.cat((keys, key), dim=1).float()[:, None].expand(-1, q.shape[1], -1, -1).flatten(0, 1)
+    later = torch.full((q.shape[2], row.shape[1]), float("-inf"), device=q.device).triu(keys.shape[1] + 1)
+    return torch.baddbmm(later, q.float().flatten(0, 1), row.transpose(-1, -2), alpha=scale).view(*q.shape[:3], -1)
 
 
 def _choose(q: Tensor, keys: Tensor, key: Tensor, kept: float) -> Tensor:

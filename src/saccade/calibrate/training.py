@@ -122,7 +122,7 @@ class HeadTraining:
 
     def _train(self, mixture: Mixture, problem: Problem) -> float:
         """One step of equation 7; returns the distillation loss."""
-        ids, at = (torch.tensor(values, device=self._model.device) for values in _targets(problem))
+        ids, at = (torch.tensor(values, device=self._model.device) for values in targets(problem))
         loss = self.distance(mixture, mixture.read(problem.tokens), ids, at)
         excess = self.gates.expected_l0() - self.training.target
         torch.autograd.backward(self.lagrangian(loss, excess))
@@ -185,7 +185,7 @@ class HeadTraining:
             raise OutputError(f"checkpoint {str(path)!r} cannot be read: {error}") from error
 
 
-def _targets(problem: Problem) -> tuple[list[int], list[int]]:
+def targets(problem: Problem) -> tuple[list[int], list[int]]:
     """All questions with their answers, one behind the other, and the places behind which an answer's token comes."""
     tokens, places = list[int](), list[int]()
     for ask in problem.asks:

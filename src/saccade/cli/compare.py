@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from .group import INTERRUPTED
-from .options import Device, Document, Dtype, Model, Seed, Threads, count, words
+from .options import Device, Document, Dtype, Model, Seed, Threads, count, flag, words
 
 
 def compare(
@@ -45,6 +45,14 @@ def compare(
         int, count("Length of the contexts taken from the built-in text, or of ruler's.", 1024, metavar="TOKENS")
     ] = 8192,
     limit: Annotated[int, count("Questions in all, a dozen per context.", maximum=100_000)] = 48,
+    probe: Annotated[
+        bool,
+        flag(
+            "--probe",
+            "Also KL(dense to policy) of tokens that need the long text, in nats: the mean over texts' ends plus that "
+            "over repeated passages, without rectification.",
+        ),
+    ] = False,
     output_dir: Annotated[
         Path | None,
         words("DIR", "Results folder; files of the same names are overwritten. Default: results/DATE-TIME."),
@@ -83,15 +91,16 @@ def compare(
     quiet_libraries()
     path = output_dir or Path("results") / f"{datetime.now():%Y-%m-%d-%H%M%S}"
     settings = ComparisonSettings(
-        model, document, tuple(policy or ()), budget, context, limit, path, device, dtype, seed, threads, task, metric
-    )
+        model, document, tuple(policy or ()), budget, context, limit, path, device, dtype, seed, threads,
+        task=task, metric=metric, probe=probe,
+    )  # fmt: skip
     job = ComparisonJob.check(settings)
     check_folder(path)
     loaded = job.subject.load()
     with ResultsFolder(path) as folder:
         environment = job.environment(loaded)
         write_json(path / CONFIGURATION, {**job.configuration(), "environment": environment}, indent=2)
-        comparison = Comparison(loaded, job.subject.tokenizer, job.contexts, job.policies, folder, threads)
+        comparison = Comparison(loaded, job.subject.tokenizer, job.contexts, job.policies, folder, threads, probe)
 
         def so_far(complete: bool = True) -> dict[str, Any]:
             known = {"complete": complete, "rows": comparison.rows(), "notes": [*job.notes, *comparison.notes]}

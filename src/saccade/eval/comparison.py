@@ -11,17 +11,20 @@ from typing import Any
 
 import torch
 
+from ..adapters.hf.probe import Passage
 from ..adapters.hf.run import sparsify
 from ..checkpoints.shape import shape_of
 from ..decode.stats import RunStats
 from ..methods.policy import Policy
 from .context import Context, Question
+from .divergence import probed
 from .entry import terms_of
 from .gaze import GazeObserver
 from .output import GAZE, RECALL, SAMPLES, ResultsFolder
 from .reader import NEVER, Reader, rows_that_fit
 from .sheet import AnswerRecall, Row, RowCounter, Sheet
 from .tally import LayerRecalls, Tally, recalls_of
+from .tokens import TokenizedText
 from .workers import shared_out, workers_for
 
 TIMED_QUESTIONS = 1
@@ -61,6 +64,7 @@ class Comparison:
         policies: what is compared; the first one is the dense baseline.
         folder: where answers are written as they come.
         threads: CPU threads of decoding; prefill keeps torch's own number.
+        probe: whether each text's own last tokens are told too, for key tokens' divergence from dense attention.
         notes: what the user should know of a run, each once.
     """
 
@@ -70,6 +74,7 @@ class Comparison:
     policies: Sequence[Policy]
     folder: ResultsFolder
     threads: int = 1
+    probe: bool = False
     tallies: list[Tally] = field(init=False)
     notes: list[str] = field(init=False, default_factory=list)
 
@@ -82,7 +87,8 @@ class Comparison:
         """Units of work of a whole run: a prefill, an answer or a timed question each."""
         asked = sum(len(context.questions) for context in self.contexts)
         timed = sum(min(len(context.questions), TIMED_QUESTIONS) for context in self.contexts)
-        return len(self.contexts) + (asked + timed) * len(self.policies)
+        probed = len(self.contexts) * self.probe
+        return len(self.contexts) + (asked + timed + probed) * len(self.policies)
 
     def run(self, advance: Callable[[str], None]) -> None:
         """Read every context, ask under every policy, then time; `advance` is given the name of every unit of work.
@@ -97,6 +103,10 @@ class Comparison:
                 advance(f"context {number + 1} of {len(self.contexts)}")
                 self._quality(reader, number, context, advance)
                 self._time(reader, context, advance)
+                del reader  # whose cache would lie beside the probe's
+                if self.probe:
+                    torch.set_num_threads(self._prefill_threads)
+                    self._probe(context, advance)
         finally:
             torch.set_num_threads(self._prefill_threads)
 
@@ -229,6 +239,15 @@ class Comparison:
                     if missing:
                         reader.feed((list(tokens) * missing)[:missing], phase)
                     tally.pass_seconds += reader.timed(tokens[:1])
+
+    def _probe(self, context: Context, advance: Callable[[str], None]) -> None:
+        """Kept once every policy was told the text: rows are compared."""
+        passage, found = Passage(context.tokens, TokenizedText.of(self.tokenizer, "").start), list[dict[str, Any]]()
+        for policy, told in zip(self.policies, probed(self.model, self.tokenizer, passage, self.policies), strict=True):
+            found.append(told)
+            advance(f"probing {policy}")
+        for tally, told in zip(self.tallies, found, strict=True):
+            tally.told.append(told)
 
 
 def _sheet(questions: Sequence[Question], rows: int, past: int) -> Sheet:

@@ -6,12 +6,14 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from ..adapters.hf.probe import Passage
 from ..adapters.hf.support import refuse_rewinding
 from ..errors import SaccadeError
 from ..methods.policy import Policy
 from .context import BUILT_IN, Context, benchmark_contexts, built_in_contexts, document_contexts
 from .entry import at_budgets, parse_budgets, policies_for
 from .subject import Subject
+from .tokens import TokenizedText
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +33,7 @@ class ComparisonSettings:
     threads: int
     task: Path | None = None
     metric: str | None = None
+    probe: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +77,9 @@ class ComparisonJob:
             contexts = document_contexts(subject.tokenizer, settings.document, **options)
         else:
             contexts = built_in_contexts(subject.tokenizer, length=settings.context, **options)
+        shortest = Passage((), TokenizedText.of(subject.tokenizer, "").start).shortest
+        if settings.probe and (least := min(len(context.tokens) for context in contexts)) < shortest:
+            raise SaccadeError(f"--probe is not valid for a text of {least:,} tokens: it needs {shortest:,}")
         subject.refuse_too_large(max(len(context.tokens) for context in contexts))
         return cls(settings, subject, tuple(contexts), policies, tuple(dict.fromkeys((*notes, *said, *planned))))
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Mapping
-from contextlib import redirect_stderr, redirect_stdout
+from contextlib import ExitStack, redirect_stderr, redirect_stdout
 from importlib.util import find_spec
 from io import StringIO
 from typing import Any
@@ -35,10 +35,11 @@ def ruler_rows(tokenizer: Any, length: int, count: int, seed: int) -> list[tuple
         raise DocumentError(f"--task {RULER}: the example of `vt` does not fit a tokenizer of so few letters a token")
     each = -(-count // len(TASKS))
     # The harness draws from these, prints, and would fetch what cuts essays into sentences.
-    states = random.getstate(), numpy.random.get_state()  # noqa: NPY002
-    random.seed(seed)
-    numpy.random.seed(seed)  # noqa: NPY002
-    with redirect_stdout(StringIO()), redirect_stderr(StringIO()), patch("nltk.download"):
+    with ExitStack() as after, redirect_stdout(StringIO()), redirect_stderr(StringIO()), patch("nltk.download"):
+        after.callback(random.setstate, random.getstate())
+        after.callback(numpy.random.set_state, numpy.random.get_state())  # noqa: NPY002
+        random.seed(seed)
+        numpy.random.seed(seed)  # noqa: NPY002
         from lm_eval.tasks.ruler.niah_utils import TEMPLATE
         from lm_eval.tasks.ruler.prepare_niah import NEEDLE, generate_samples
         from lm_eval.tasks.ruler.vt_utils import sys_vartrack_w_noise_random as chains
@@ -49,8 +50,8 @@ def ruler_rows(tokenizer: Any, length: int, count: int, seed: int) -> list[tuple
         uuids = generate_samples(type_needle_k="uuids", type_needle_v="uuids", **given)
         (example,) = chains(tokenizer, 1, max_seq_length=500, incremental=5)
         made = numbers, uuids, chains(tokenizer, each, max_seq_length=length, icl_example=example)
-    random.setstate(states[0])
-    numpy.random.set_state(states[1])  # noqa: NPY002
+    if (found := [*map(len, made)]) != [each] * len(TASKS):
+        raise SaccadeError(f"--task {RULER}: the harness made {found} rows of {each} of each task")
     rows = [_row(task, row) for turn in zip(*made, strict=True) for task, row in zip(TASKS, turn, strict=True)]
     return [(f"{RULER}'s row {number}, {row['task']}", row) for number, row in enumerate(rows[:count], start=1)]
 

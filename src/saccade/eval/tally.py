@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from statistics import fmean, median
 from typing import Any
 
@@ -11,6 +11,7 @@ import torch
 from ..decode.recall import MeanRecall, Recall
 from ..decode.stats import RunStats
 from ..methods.policy import Policy
+from .divergence import Divergence
 from .interval import wilson
 
 LayerRecalls = list[MeanRecall | None]
@@ -35,12 +36,14 @@ class Tally:
     Attributes:
         seconds: steps of the timing pass.
         pass_seconds: those of its steps that rectified the ones before them.
+        told: of each text that was probed, its `record`.
     """
 
     def __init__(self, policy: Policy) -> None:
         self.policy = policy
         self.seconds: list[float] = []
         self.pass_seconds: list[float] = []
+        self.told: list[Mapping[str, Any]] = []
         self._correct: float = 0
         self._count = 0
         self._tokens = 0
@@ -83,7 +86,15 @@ class Tally:
             "ms_per_token": None if seconds is None else 1e3 * seconds,
             "speedup": None if seconds is None or baseline_seconds is None else baseline_seconds / seconds,
             "timed_tokens": len(self.seconds) + len(self.pass_seconds),
+            **self._key_tokens(),
         }
+
+    def _key_tokens(self) -> dict[str, Any]:
+        if not self.told:
+            return {}
+        probed = Divergence(str(self.policy), self.told)
+        known = {"key_divergence": probed.merit if probed.keys else None, "key_interval": probed.interval()}
+        return {**known, "key_tokens": probed.keys}
 
     @property
     def seconds_per_token(self) -> float | None:

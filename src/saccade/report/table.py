@@ -11,7 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from .labels import labelled, meanings
-from .wording import COLUMNS, FRAME, READ, Columns, Row, lengths, with_terms
+from .wording import COLUMNS, FRAME, KEYS, READ, Columns, Row, lengths, with_terms
 
 WIDE = 100
 """Columns that a table of policies takes at most; a terminal of fewer is spared the second kind of recall."""
@@ -61,6 +61,7 @@ def comparison_table(results: Mapping[str, Any], width: int = WIDE, *, brief: bo
     here, rows = results["environment"], labelled(results)
     columns = with_terms(COLUMNS, rows, _ATTENDED)
     spared = {_SPARED, *((_NARROW, FRAME) if width < WIDE else ()), *((_ATTENDED,) if READ in columns else ())}
+    spared |= {_NARROW} if KEYS in columns else set()
     shown = {name: cell for name, cell in columns.items() if name not in spared}
     asked, where = here["questions"], lengths(here["context_tokens"])
     ended = "" if results["complete"] else " (interrupted)"

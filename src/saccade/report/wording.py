@@ -38,9 +38,14 @@ TERMS: Columns = {
 }
 """On which terms policies are compared; see `eval.entry.terms_of`."""
 
+KEYS = "key-token divergence"
+"""Shown where `saccade compare --probe` has told texts; see `eval.divergence.Divergence.merit`."""
+
 
 def with_terms(columns: Columns, rows: Iterable[Row], behind: str) -> Columns:
     """Columns with those of `TERMS` behind one of them, where rows tell: earlier results do not."""
+    if all("key_divergence" in row for row in rows):
+        columns = {**columns, KEYS: lambda row: number(row["key_divergence"], "{:.3f}")}
     if not all("cache_read" in row for row in rows):
         return columns
     place = list(columns).index(behind) + 1

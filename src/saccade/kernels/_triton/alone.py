@@ -72,30 +72,12 @@ def search(
 
 @triton.jit
 def _search(
-    scores: tl.tensor,
-    batch_stride: tl.tensor,
-    group_stride: tl.tensor,
-    groups: tl.tensor,
-    lengths: tl.tensor,
-    kept: tl.tensor,
-    last: tl.tensor,
-    reserved: tl.tensor,
-    unit: tl.tensor,
-    numerator: tl.tensor,
-    denominator: tl.tensor,
-    minimum: tl.tensor,
-    found: tl.tensor,
-    entries: tl.tensor,
-    ids: tl.tensor,
-    counts: tl.tensor,
-    BOUNDED: tl.constexpr,
-    VECTOR: tl.constexpr,
-    RANKED: tl.constexpr,
-    BLOCKS: tl.constexpr,
-    HALVINGS: tl.constexpr,
-    DEPTH: tl.constexpr,
-    READ: tl.constexpr,
-) -> None:
+    scores: tl.tensor, batch_stride: tl.tensor, group_stride: tl.tensor, groups: tl.tensor, lengths: tl.tensor,
+    kept: tl.tensor, last: tl.tensor, reserved: tl.tensor, unit: tl.tensor, numerator: tl.tensor,
+    denominator: tl.tensor, minimum: tl.tensor, found: tl.tensor, entries: tl.tensor, ids: tl.tensor,
+    counts: tl.tensor, BOUNDED: tl.constexpr, VECTOR: tl.constexpr, RANKED: tl.constexpr, BLOCKS: tl.constexpr,
+    HALVINGS: tl.constexpr, DEPTH: tl.constexpr, READ: tl.constexpr,
+) -> None:  # fmt: skip
     """What `saccade.kernels.topk.triton` does in four launches; candidates come by position."""
     row, source = row_of(scores, batch_stride, group_stride, groups)
     count, others, length = wanted_of(

@@ -38,23 +38,10 @@ def combine(
 
 @triton.jit(do_not_specialize=["heads", "group", "dense", "dense_splits", "sparse_splits", "most"])
 def _combine(
-    parts: tl.tensor,
-    sums: tl.tensor,
-    sinks: tl.tensor,
-    out: tl.tensor,
-    out_row: tl.tensor,
-    out_head: tl.tensor,
-    out_dim: tl.tensor,
-    heads: tl.tensor,
-    group: tl.tensor,
-    dense: tl.tensor,
-    dense_splits: tl.tensor,
-    sparse_splits: tl.tensor,
-    most: tl.tensor,
-    DIM: tl.constexpr,
-    COLUMNS: tl.constexpr,
-    WIDTH: tl.constexpr,
-) -> None:
+    parts: tl.tensor, sums: tl.tensor, sinks: tl.tensor, out: tl.tensor, out_row: tl.tensor, out_head: tl.tensor,
+    out_dim: tl.tensor, heads: tl.tensor, group: tl.tensor, dense: tl.tensor, dense_splits: tl.tensor,
+    sparse_splits: tl.tensor, most: tl.tensor, DIM: tl.constexpr, COLUMNS: tl.constexpr, WIDTH: tl.constexpr,
+) -> None:  # fmt: skip
     pair = tl.program_id(0)
     row, head = pair // heads, pair % heads
     splits = tl.where(is_flagged(unpacked(dense), head // group), dense_splits, sparse_splits)

@@ -171,29 +171,12 @@ def _find_short(
 
 @triton.jit
 def _count_members(
-    ids: tl.tensor,
-    counts: tl.tensor,
-    width: tl.tensor,
-    firsts: tl.tensor,
-    rounds: tl.tensor,
-    whole_ids: tl.tensor,
-    whole_counts: tl.tensor,
-    whole_width: tl.tensor,
-    whole_firsts: tl.tensor,
-    whole_rounds: tl.tensor,
-    short: tl.tensor,
-    heads: tl.tensor,
-    earliest: tl.tensor,
-    universe: tl.tensor,
-    lengths: tl.tensor,
-    limit: tl.tensor,
-    ends: tl.tensor,
-    numbers: tl.tensor,
-    FRAMED: tl.constexpr,
-    RESTED: tl.constexpr,
-    ROUNDS: tl.constexpr,
-    TILE: tl.constexpr,
-) -> None:
+    ids: tl.tensor, counts: tl.tensor, width: tl.tensor, firsts: tl.tensor, rounds: tl.tensor, whole_ids: tl.tensor,
+    whole_counts: tl.tensor, whole_width: tl.tensor, whole_firsts: tl.tensor, whole_rounds: tl.tensor,
+    short: tl.tensor, heads: tl.tensor, earliest: tl.tensor, universe: tl.tensor, lengths: tl.tensor,
+    limit: tl.tensor, ends: tl.tensor, numbers: tl.tensor, FRAMED: tl.constexpr, RESTED: tl.constexpr,
+    ROUNDS: tl.constexpr, TILE: tl.constexpr,
+) -> None:  # fmt: skip
     """The turn behind the set's last one, and how many of this part's positions come before it."""
     row = tl.program_id(0).to(tl.int64)
     split = tl.program_id(1)
@@ -234,21 +217,10 @@ def _length(lengths: tl.tensor, universe: tl.tensor, FRAMED: tl.constexpr) -> tl
 
 @triton.jit
 def _write_members(
-    earliest: tl.tensor,
-    universe: tl.tensor,
-    lengths: tl.tensor,
-    ends: tl.tensor,
-    numbers: tl.tensor,
-    splits: tl.tensor,
-    size: tl.tensor,
-    merged: tl.tensor,
-    found: tl.tensor,
-    sinks: tl.tensor,
-    window: tl.tensor,
-    FRAMED: tl.constexpr,
-    SPLITS: tl.constexpr,
-    TILE: tl.constexpr,
-) -> None:
+    earliest: tl.tensor, universe: tl.tensor, lengths: tl.tensor, ends: tl.tensor, numbers: tl.tensor,
+    splits: tl.tensor, size: tl.tensor, merged: tl.tensor, found: tl.tensor, sinks: tl.tensor, window: tl.tensor,
+    FRAMED: tl.constexpr, SPLITS: tl.constexpr, TILE: tl.constexpr,
+) -> None:  # fmt: skip
     row = tl.program_id(0).to(tl.int64)
     split = tl.program_id(1)
     every = tl.arange(0, SPLITS)

@@ -2,17 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
 
 import numpy
 from scipy.stats import bootstrap
 
-from ..adapters.hf.probe import KINDS, Told
+from ..adapters.hf.probe import KINDS, Passage, Probe, Told
+from ..adapters.hf.run import attached
+from ..checkpoints.shape import shape_of
+from ..methods.policy import Policy
 
 Sums = numpy.ndarray[Any, numpy.dtype[numpy.float64]]
 RESAMPLES = 2000
+
+
+def probed(model: Any, tokenizer: Any, passage: Passage, policies: Sequence[Policy]) -> Iterator[dict[str, Any]]:
+    """A `record` of a text for each policy, whose rectification is left out: steps from a dense cache, key tokens."""
+    shape, dense = shape_of(model.config), Policy.from_spec("dense")
+    separate = bool(shape.kinds or shape.sources)
+    with nullcontext() if separate else attached(model, dense, None):
+        probe = Probe(model, [passage], attach=attached if separate else None, keys_alone=True, walks=(1,))
+        for policy in policies:
+            (told,) = probe.measure(policy, tokenizer)
+            yield record(told)
 
 
 def record(told: Mapping[Any, Told]) -> dict[str, Any]:

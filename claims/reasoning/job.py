@@ -1,0 +1,147 @@
+"""Problems asked densely first; those that are answered rightly and at length again under every policy."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+from saccade.adapters.vllm.options import KEY, ServeOptions
+from saccade.adapters.vllm.server.serve import INSTALL
+from saccade.bench.synthetic import prepare_process
+from saccade.bench.variants import STOCK
+from saccade.errors import DocumentError, SaccadeError
+from saccade.eval.output import whole_numbers
+from saccade.methods.policy import Policy
+from saccade.recipes.machine import environment
+
+from ..judging.study import Study
+from .problems import Problem, problems_of
+
+SHORTEST, LONGEST, RIGHT = 400, 2000, 0.5
+"""Tokens of the dense answers to a problem that qualifies, on the mean; and the share of them that is right."""
+CHOOSING, JUDGED = (1, 2, 3), (0, 4, 5)
+"""Turns by whose dense answers problems are chosen, and others that are judged: else dense ones were the luckiest."""
+EACH, MOST, ROOM = 32, 150, 4096
+"""Problems of a family; those that qualify, at most; tokens of an answer."""
+WARM, ROWS, PHRASE = 0.7, 256, 8
+"""Temperature of answers that are drawn; rows together; tokens of a phrase that may come again."""
+
+Asked = tuple[Problem, list[int]]
+
+
+@dataclass(frozen=True)
+class Reasoning:
+    """Settings that passed every check, and problems with their tokens."""
+
+    study: Study
+    policies: Mapping[str, Policy]
+    problems: tuple[Asked, ...]
+    seed: int
+    notes: tuple[str, ...] = ()
+
+    @classmethod
+    def check(cls, model: str, named: Sequence[str], budgets: str, seed: int) -> Reasoning:
+        """Resolve settings, or raise a SaccadeError about the first that is not valid."""
+        if find_spec("vllm") is None:
+            raise SaccadeError(INSTALL)
+        study, sizes = Study(model, Path()), whole_numbers("budget", budgets, at_least=1)
+        specs = [f"{one}{',' if ':' in one else ':'}budget={size}" for one in named for size in sizes]
+        policies = {str(policy): policy for policy in study.policies(specs).values()}
+        if rectified := [name for name, policy in policies.items() if policy.rectify is not None]:
+            raise SaccadeError(f"policy {rectified[0]} is not valid here: what rectifies is not asked")
+        made = cls(study, policies, tuple((one, _tokens(study, one)) for one in problems_of(EACH, seed)), seed)
+        if made.longest > study.subject.positions:
+            told = f"{made.longest} tokens, problem and answer"
+            raise DocumentError(f"{told}: the model has {study.subject.positions} positions")
+        return made
+
+    @property
+    def longest(self) -> int:
+        """Tokens of a problem and its answer."""
+        return ROOM + max(len(tokens) for _, tokens in self.problems)
+
+    @property
+    def units(self) -> int:
+        return 1 + len(self.policies)
+
+    def run(self, on_unit: Callable[[str, dict[str, Any]], None]) -> dict[str, Any]:
+        """Ask one engine after the other.
+
+        Raises:
+            SaccadeError: no problem qualifies.
+        """
+        prepare_process(served=True)
+        subject, rows = self.study.subject, list[dict[str, Any]]()
+        about = environment(threads=1, dtype=subject.dtype, device=subject.device) | {"model": subject.source.name}
+        results = {"rows": rows, "environment": about, "seed": self.seed, "asked": len(self.problems)}
+        with self._engine(None) as llm:
+            dense = self._ask(llm, self.problems, CHOOSING)
+            able = [problem for problem, row in zip(self.problems, dense, strict=True) if qualifies(row)]
+            results["qualified"] = len(able)
+            if not able:
+                raise SaccadeError(f"none of {len(self.problems)} problems is answered rightly and at length")
+            count = min(len(able), MOST)
+            problems = [able[place * len(able) // count] for place in range(count)]
+            rows += [row | {"arm": STOCK} for row in self._ask(llm, problems, JUDGED)]
+        on_unit(STOCK, results)
+        for name, policy in self.policies.items():
+            with self._engine(policy) as llm:
+                rows += [row | {"arm": name} for row in self._ask(llm, problems, JUDGED)]
+            on_unit(name, results)
+        return results
+
+    def _ask(self, llm: Any, problems: Sequence[Asked], turns: Sequence[int]) -> list[dict[str, Any]]:
+        """A row per problem; turn 0 is greedy, every other one is drawn by a seed of its own."""
+        from vllm import SamplingParams
+        from vllm.inputs import TokensPrompt
+
+        warm = [(turn, WARM if turn else 0.0) for turn in turns]
+        params = [SamplingParams(temperature=one, seed=self.seed + turn, max_tokens=ROOM) for turn, one in warm]
+        prompts = [TokensPrompt(prompt_token_ids=tokens) for _, tokens in problems for _ in params]
+        outputs = [answer.outputs[0] for answer in llm.generate(prompts, params * len(problems), use_tqdm=False)]
+        rows = []
+        for place, (problem, _) in enumerate(problems):
+            said = outputs[place * len(params) : (place + 1) * len(params)]
+            row = {"tokens": [len(one.token_ids) for one in said], "right": [problem.right(one.text) for one in said]}
+            row |= {"ended": [one.finish_reason == "stop" for one in said]}
+            row |= {"repeated": [round(repeated(one.token_ids), 4) for one in said]}
+            rows.append({"problem": problem.name, **row})
+        return rows
+
+    @contextmanager
+    def _engine(self, policy: Policy | None) -> Iterator[Any]:
+        import vllm
+
+        told: dict[str, Any] = {"model": self.study.model, "dtype": self.study.subject.dtype_name, "seed": self.seed}
+        if policy is not None:
+            told |= {"additional_config": {KEY: ServeOptions(policy).to_dict()}, "attention_backend": "CUSTOM"}
+        llm = vllm.LLM(max_num_seqs=ROWS, max_model_len=self.longest, **told)
+        try:
+            yield llm
+        finally:
+            llm.llm_engine.engine_core.shutdown()
+
+
+def qualifies(row: Mapping[str, Any]) -> bool:
+    """Whether dense answers to a problem are long, end, and are right often enough."""
+    return SHORTEST <= fmean(row["tokens"]) <= LONGEST and all(row["ended"]) and fmean(row["right"]) >= RIGHT
+
+
+def repeated(tokens: Sequence[int]) -> float:
+    """Share of an answer's phrases that came before."""
+    phrases = [tuple(tokens[at : at + PHRASE]) for at in range(len(tokens) - PHRASE + 1)]
+    return 1 - len({*phrases}) / len(phrases) if phrases else 0.0
+
+
+def _tokens(study: Study, problem: Problem) -> list[int]:
+    """A problem as a user's turn, if the model has a template for it."""
+    tokenizer, text = study.subject.tokenizer, f"{problem.question}\n"
+    if tokenizer.chat_template is not None:
+        turn = [{"role": "user", "content": problem.question}]
+        text = tokenizer.apply_chat_template(turn, add_generation_prompt=True, tokenize=False)
+    return [*tokenizer(text, add_special_tokens=tokenizer.chat_template is None)["input_ids"]]
