@@ -79,13 +79,9 @@ class AccumulationJob:
         notes = tuple(dict.fromkeys((*said, *(note for plan in plans for note in plan.notes))))
         names = tuple(dict.fromkeys(name.strip() for name in settings.sources.split(",")))
         passages = held_out_passages(
-            subject.tokenizer,
-            names,
-            count=settings.passages,
-            shortest=lengths[0],
-            longest=lengths[-1],
+            subject.tokenizer, names, count=settings.passages, shortest=lengths[0], longest=lengths[-1],
             seed=settings.seed,
-        )
+        )  # fmt: skip
         return cls(settings, subject, tuple(passages), cases, notes)
 
     def accumulation(self, model: Any) -> Accumulation:

@@ -115,9 +115,8 @@ class Continuation:
                 front = f"behind {prompt}, " if self.nearer else ""
                 read = tuple(map(cut.__getitem__, names))
                 if self.own is not None:
-                    read = written(
-                        study.loaded, [text[:prompt] for text in read], self.decoded + 1, self.own, self.seed
-                    )
+                    given = [text[:prompt] for text in read]
+                    read = written(study.loaded, given, self.decoded + 1, self.own, self.seed)
                 yield Batch(front, prompt, names, read)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -23,6 +24,7 @@ class Measured:
         file: its name in docs/results.
         command: what writes it.
         read: name of the function in `readings` that makes samples of it.
+        rules: what the file must say of how it was made, where its command leaves a choice.
     """
 
     interval: ClassVar[str] = QUARTILES
@@ -30,6 +32,7 @@ class Measured:
     file: str
     command: str
     read: str
+    rules: tuple[Any, ...] | None = None
 
     def units(self, study: Study) -> int:
         return 1
@@ -38,13 +41,15 @@ class Measured:
         """The file's samples.
 
         Raises:
-            SaccadeError: it is not there, and the message says what makes it; or another model is named.
+            SaccadeError: it is not there, or made by other rules, and the message says by what; or another model's.
         """
         from . import readings
 
         content = self._content()
         if study.model not in (None, content["environment"].get("model")):
             raise SaccadeError(f"--model {study.model}: this claim is judged by docs/results/{self.file} alone")
+        if self.rules is not None and json.loads(json.dumps(self.rules)) != content.get("rules"):
+            raise SaccadeError(f"docs/results/{self.file} was made by other rules; make it again: {self.command}")
         samples: list[Sample] = getattr(readings, self.read)(content)
         advance(self.file)
         return samples

@@ -36,7 +36,7 @@ def drafts(content: Content) -> list[Sample]:
 def reasoning(content: Content) -> list[Sample]:
     """`python -m claims reasoning`: of every problem's answers the means; `ended@enough`: whether 100 qualified."""
     enough = {"ended@enough": float(content["qualified"] >= FEWEST)}
-    names, rows = ("tokens", "ended", "right", "repeated"), content["rows"]
+    names, rows = ("tokens", "ended", "right"), content["rows"]
     return [Sample(row["problem"], row["arm"], enough | {name: fmean(row[name]) for name in names}) for row in rows]
 
 

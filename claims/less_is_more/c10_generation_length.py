@@ -3,6 +3,9 @@
 from ..designs.generation import Generation
 from ..designs.measured import MeasuredTexts
 from ..judging.claim import LESS_IS_MORE, Claim, Direction, Group, Source, Test
+from ..reasoning.command import BUDGETS as BUDGETS_TOLD
+from ..reasoning.command import POLICIES, SEED
+from ..reasoning.job import RULES
 
 BUDGETS = (64, 128, 256)
 ARMS = ("less_is_more:budget={}", "tidal:budget={},heads=query", "quest:budget={},heads=query", "streaming:budget={}")
@@ -42,8 +45,9 @@ CLAIM = Claim(
         Test("right answers of dense attention", "right", Group("dense"), bound=0.8),
     ),
     instrument="a model that reasons before it answers, and then ends",
+    protocol="mathematics of competitions, answers of 14.8 thousand tokens",
 ).elsewhere(
-    settings=MeasuredTexts(FILE, COMMAND, "reasoning"),
+    settings=MeasuredTexts(FILE, COMMAND, "reasoning", (*RULES, POLICIES, BUDGETS_TOLD, SEED)),
     tests=(
         _longer(PUBLISHED[0], 1.03, direction="below", dense=STOCK),
         *(_longer(arm, told, dense=STOCK) for arm, told in zip(PUBLISHED[1:], (1.13, 1.63), strict=True)),
@@ -56,5 +60,4 @@ CLAIM = Claim(
     premises=(
         Test("whether 100 problems are answered rightly and at length", "ended@enough", Group(STOCK), bound=0.5),
     ),
-    protocol="mathematics of competitions, answers of 14.8 thousand tokens",
 )

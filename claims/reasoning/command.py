@@ -8,7 +8,8 @@ import typer
 
 from saccade.cli.options import JsonFile, Seed, words
 
-POLICIES = ("less_is_more", "tidal:heads=query", "quest:heads=query")
+POLICIES, BUDGETS, SEED = ("less_is_more", "tidal:heads=query", "quest:heads=query"), "64,128,256", 20
+"""What claims rest on."""
 
 
 def reasoning(
@@ -16,13 +17,13 @@ def reasoning(
     policy: Annotated[
         list[str] | None, words("SPEC", f"Policy without its budget; once per policy. Default: {', '.join(POLICIES)}.")
     ] = None,
-    budgets: Annotated[str, words("N,N", "Budgets in tokens.")] = "64,128,256",
-    seed: Seed = 20,
+    budgets: Annotated[str, words("N,N", "Budgets in tokens.")] = BUDGETS,
+    seed: Seed = SEED,
     json: JsonFile = None,
 ) -> None:
     """Ask problems in vLLM; those that dense attention answers rightly, in 400 to 2,000 tokens, under every policy.
 
-    Needs vLLM and claims/reasoning/requirements.txt. The file gets length, end, rightness and repetition of answers.
+    Needs vLLM and claims/reasoning/requirements.txt. The file gets length, end and rightness of answers.
 
     Example:
 

@@ -20,7 +20,7 @@ from saccade.methods.policy import Policy
 from saccade.recipes.machine import environment
 
 from ..judging.study import Study
-from .problems import Problem, problems_of
+from .problems import ASKED, FAMILIES, Problem, problems_of
 
 SHORTEST, LONGEST, RIGHT = 400, 2000, 0.5
 """Tokens of the dense answers to a problem that qualifies, on the mean; and the share of them that is right."""
@@ -28,8 +28,10 @@ CHOOSING, JUDGED = (1, 2, 3), (0, 4, 5)
 """Turns by whose dense answers problems are chosen, and others that are judged: else dense ones were the luckiest."""
 EACH, MOST, ROOM = 32, 150, 4096
 """Problems of a family; those that qualify, at most; tokens of an answer."""
-WARM, ROWS, PHRASE = 0.7, 256, 8
-"""Temperature of answers that are drawn; rows together; tokens of a phrase that may come again."""
+WARM, ROWS = 0.7, 256
+"""Temperature of answers that are drawn; rows together."""
+RULES = (SHORTEST, LONGEST, RIGHT, CHOOSING, JUDGED, EACH, MOST, ROOM, WARM, FAMILIES, ASKED)
+"""What decides which problems are judged; stands in the file beside policies, budgets and seed."""
 
 Asked = tuple[Problem, list[int]]
 
@@ -42,6 +44,7 @@ class Reasoning:
     policies: Mapping[str, Policy]
     problems: tuple[Asked, ...]
     seed: int
+    rules: tuple[Any, ...]
     notes: tuple[str, ...] = ()
 
     @classmethod
@@ -54,15 +57,15 @@ class Reasoning:
         policies = {str(policy): policy for policy in study.policies(specs).values()}
         if rectified := [name for name, policy in policies.items() if policy.rectify is not None]:
             raise SaccadeError(f"policy {rectified[0]} is not valid here: what rectifies is not asked")
-        made = cls(study, policies, tuple((one, _tokens(study, one)) for one in problems_of(EACH, seed)), seed)
+        problems = tuple((one, _tokens(study, one)) for one in problems_of(EACH, seed))
+        made = cls(study, policies, problems, seed, (*RULES, tuple(named), budgets, seed))
         if made.longest > study.subject.positions:
             told = f"{made.longest} tokens, problem and answer"
             raise DocumentError(f"{told}: the model has {study.subject.positions} positions")
         return made
 
     @property
-    def longest(self) -> int:
-        """Tokens of a problem and its answer."""
+    def longest(self) -> int:  # tokens of a problem and its answer
         return ROOM + max(len(tokens) for _, tokens in self.problems)
 
     @property
@@ -78,7 +81,7 @@ class Reasoning:
         prepare_process(served=True)
         subject, rows = self.study.subject, list[dict[str, Any]]()
         about = environment(threads=1, dtype=subject.dtype, device=subject.device) | {"model": subject.source.name}
-        results = {"rows": rows, "environment": about, "seed": self.seed, "asked": len(self.problems)}
+        results = {"rows": rows, "environment": about, "rules": self.rules, "asked": len(self.problems)}
         with self._engine(None) as llm:
             dense = self._ask(llm, self.problems, CHOOSING)
             able = [problem for problem, row in zip(self.problems, dense, strict=True) if qualifies(row)]
@@ -109,7 +112,6 @@ class Reasoning:
             said = outputs[place * len(params) : (place + 1) * len(params)]
             row = {"tokens": [len(one.token_ids) for one in said], "right": [problem.right(one.text) for one in said]}
             row |= {"ended": [one.finish_reason == "stop" for one in said]}
-            row |= {"repeated": [round(repeated(one.token_ids), 4) for one in said]}
             rows.append({"problem": problem.name, **row})
         return rows
 
@@ -130,12 +132,6 @@ class Reasoning:
 def qualifies(row: Mapping[str, Any]) -> bool:
     """Whether dense answers to a problem are long, end, and are right often enough."""
     return SHORTEST <= fmean(row["tokens"]) <= LONGEST and all(row["ended"]) and fmean(row["right"]) >= RIGHT
-
-
-def repeated(tokens: Sequence[int]) -> float:
-    """Share of an answer's phrases that came before."""
-    phrases = [tuple(tokens[at : at + PHRASE]) for at in range(len(tokens) - PHRASE + 1)]
-    return 1 - len({*phrases}) / len(phrases) if phrases else 0.0
 
 
 def _tokens(study: Study, problem: Problem) -> list[int]:

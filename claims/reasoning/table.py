@@ -10,7 +10,7 @@ from rich.table import Table
 
 from saccade.report.table import new_table
 
-MEANS = {"tokens": "{:,.0f}", "ended": "{:.3f}", "right": "{:.3f}", "repeated": "{:.3f}"}
+MEANS = {"tokens": "{:,.0f}", "ended": "{:.3f}", "right": "{:.3f}"}
 
 
 def reasoning_table(results: Mapping[str, Any]) -> Table:

@@ -313,6 +313,9 @@ def test_a_benchmark_s_file_is_judged(
     assert found["tests"][0]["points"][0][1] == 8 and found["environment"]["file"] == "file.json"
     done = invoke("C0", "--model", "X", "--output-dir", tmp_path / "other")
     assert done.exit_code == 2 and "is judged by docs/results/file.json alone" in done.stderr
+    monkeypatch.setattr(discovery, "found", lambda: {"C0": replace_claim(listed, replace(file, rules=(1,)), faster)})
+    done = invoke("C0", "--output-dir", tmp_path / "ruled")
+    assert done.exit_code == 2 and "file.json was made by other rules; make it again: python -m b" in done.stderr
 
 
 @pytest.mark.parametrize(

@@ -250,8 +250,8 @@ def test_key_tokens_stand_beside_right_answers(compare: Compare, monkeypatch: py
     assert all(row["key_tokens"] == 2 * 2 * probe.TOLD and row["key_interval"] is None for row in (dense, *rows))
     assert dense["key_divergence"] == 0 and len(rows) == 4
     for row in rows:
-        # What covers the text differs by rounding of logits: nats of the order of its square.
-        assert row["key_divergence"] < 1e-9 if row["budget"] == 4096 else row["key_divergence"] > 1e-6, row
+        # Of log-likelihoods near -8 an ulp is 5e-7, a difference of two is off by two: once for each kind of text.
+        assert row["key_divergence"] < 2e-6 if row["budget"] == 4096 else row["key_divergence"] > 1e-3, row
     assert "divergence" in result.output
 
 

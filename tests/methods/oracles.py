@@ -41,16 +41,9 @@ def streaming(q: list[Array], k: list[Array], *, budget: int, sinks: int = 4, de
 
 
 def quest(
-    q: list[Array],
-    k: list[Array],
-    *,
-    budget: int,
-    page: int = 16,
-    dense_layers: int = 2,
-    heads: str = "kv",
-    min_pages: int = 1,
-    keep_last: bool = True,
-) -> Sets:
+    q: list[Array], k: list[Array], *, budget: int, page: int = 16, dense_layers: int = 2, heads: str = "kv",
+    min_pages: int = 1, keep_last: bool = True,
+) -> Sets:  # fmt: skip
     roles, rule = always(len(q), len(k[0]), dense_layers), top_k(budget, minimum=min_pages, keep_last=keep_last)
     return composed(q, k, roles=roles, rule=rule, scorer="page_bounds", page=page, heads=heads).sets
 
