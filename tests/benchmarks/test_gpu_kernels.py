@@ -60,6 +60,8 @@ def test_a_rehearsal_of_planting(rehearsed: Rehearsed) -> None:
     assert [one["rows"] for one in found["buffers"]] == [1, 2, 2]
     assert all(0 < one["median_ms"] <= one["most_ms"] for one in found["buffers"])
     assert set(found["search_ms"]) == {"1", "2"}
+    assert found["tokens"]["equal_in_every_split"] and found["tokens"]["equal_labels"] > 0.9
+    assert found["tokens"]["kernels_1024"]["slices"] == found["tokens"]["torch_1024"]["slices"] == 4
 
 
 def test_a_rehearsal_of_page_searches(rehearsed: Rehearsed) -> None:

@@ -11,6 +11,7 @@ from saccade.kernels.hybrid_decode.api import hybrid_decode
 from saccade.kernels.page_bounds.api import page_scores, update_page_bounds
 from saccade.kernels.rank_union.api import rank_union
 from saccade.kernels.sparse_decode.api import sparse_decode
+from saccade.kernels.spherical_kmeans.api import member_means, spherical_kmeans
 from saccade.kernels.topk.api import topk
 from saccade.types import KVView, Rows, Selection, Softmax
 
@@ -78,3 +79,9 @@ def test_bounds(kv: KVView, q: Tensor) -> None:
     update_page_bounds(lower, upper, kv, start=kv.rows.seq_lens - 1, count=1, **options)  # type: ignore[arg-type]
     scores = page_scores(q, lower, upper, kv.rows.seq_lens, pooling="max", **options)  # type: ignore[arg-type]
     assert scores[0].isfinite().all()
+
+
+def test_clusters() -> None:
+    vectors = torch.randn((3, 77, DIM), device="cuda")
+    labels, _ = spherical_kmeans(vectors, 9, iterations=2, implementation="triton")
+    assert int(member_means(vectors, labels, 9, implementation="triton")[2].min()) > 0

@@ -89,15 +89,9 @@ def expect_topk(scores: Tensor, lengths: list[int], k: int, order: Order, implem
     st.integers(0, 2**31),
 )
 def test_topk_matches_the_oracle(
-    style: str,
-    shares: list[float],
-    groups: int,
-    width: int,
-    k: int,
-    order: Order,
-    implementation: Implementation,
+    style: str, shares: list[float], groups: int, width: int, k: int, order: Order, implementation: Implementation,
     seed: int,
-) -> None:
+) -> None:  # fmt: skip
     scores = make_scores(style, (len(shares), groups, width), seed)
     lengths = [round(share * width) for share in shares]
     for row, length in enumerate(lengths):
@@ -211,15 +205,9 @@ def test_lengths_out_of_bounds_are_refused(length: int) -> None:
 
 
 def expect_topk_and_last(
-    scores: Tensor,
-    tokens: list[int],
-    k: int,
-    last: int,
-    share: Share | None,
-    unit: int = 1,
-    *,
+    scores: Tensor, tokens: list[int], k: int, last: int, share: Share | None, unit: int = 1, *,
     implementation: Implementation,
-) -> None:
+) -> None:  # fmt: skip
     ends = torch.tensor(tokens, dtype=torch.int32)
     ids, counts = topk_and_last(scores, ends, k, last, unit=unit, share=share, implementation=implementation)
     width = min(k, scores.shape[2]) + last

@@ -5,9 +5,6 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-BLOCK_BYTES = 2**25
-"""How much of the matrix of inner products exists at a time."""
-
 Sizes = tuple[Tensor, Tensor]
 """How many vectors and clusters each problem has, int64 `[H]`."""
 

@@ -8,6 +8,7 @@ from torch import Tensor
 from saccade.errors import KernelError
 from saccade.kernels._dispatch import Implementation, choose
 from saccade.kernels._native import library
+from saccade.kernels._triton import refusals
 from saccade.kernels.spherical_kmeans import native, reference
 
 
@@ -36,8 +37,8 @@ def spherical_kmeans(
         counts: int32 or int64 `[P]` on the vectors' device, 0 to N; None: N of every problem.
         cluster_counts: likewise, 1 to min(L, counts[p]), or 0 where counts[p] is 0; given if and only if counts are.
         iterations: at least 1.
-        implementation: "native" needs CPU tensors and the library that the install builds where there is a C compiler.
-            "auto" takes it where it can run, else the reference.
+        implementation: "native" needs CPU tensors and the library that the install builds where there is a C compiler,
+            "triton" CUDA tensors, N up to 8,192 and d up to 256; "auto" takes what can run of these, or the reference.
 
     Returns:
         labels int64 `[P, N]`, L if absent; centroids float32 `[P, L, d]`, zeros if absent. No present one is empty.
@@ -57,7 +58,13 @@ def spherical_kmeans(
         raise KernelError("spherical_kmeans: counts and cluster_counts must be given together")
     limit = vectors.shape[1]
     sizes = _sizes("counts", counts, vectors, limit), _sizes("cluster_counts", cluster_counts, vectors, clusters)
-    chosen = choose("spherical_kmeans", implementation, native=lambda: library.refusal(vectors))
+    chosen = choose(
+        "spherical_kmeans", implementation, native=lambda: library.refusal(vectors), triton=lambda: _refusal(vectors)
+    )
+    if chosen == "triton":
+        from saccade.kernels.spherical_kmeans import triton
+
+        return triton.spherical_kmeans(vectors, clusters, iterations, sizes)
     if chosen == "reference":
         return reference.spherical_kmeans(vectors, clusters, iterations, sizes)
     for number, (count, made) in enumerate(zip(*(size.tolist() for size in sizes), strict=True)):
@@ -67,6 +74,34 @@ def spherical_kmeans(
                 f"{limit}, cluster_counts 1 to min({clusters}, count), or 0 where the count is 0"
             )
     return native.spherical_kmeans(vectors, clusters, iterations, sizes)
+
+
+def member_means(
+    vectors: Tensor, labels: Tensor, count: int, *, implementation: Implementation = "auto"
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Means of sets of vectors: keys of tokens, of which attention mass is estimated.
+
+    Args:
+        vectors: float32 `[P, N, d]`.
+        labels: int64 `[P, N]`, the set of each, 0 to `count`; of what is in none `count`, and it may be anything.
+        count: sets of a problem.
+        implementation: "triton" needs what it needs for `spherical_kmeans`; "auto" takes it where it can run, else the
+            reference.
+
+    Returns:
+        means float32 `[P, count, d]`, zeros where a set is empty; spreads float32 `[P, count]`, root of the mean
+        squared distance from it; members int32 or int64 `[P, count]`.
+    """
+    if choose("member_means", implementation, triton=lambda: _refusal(vectors)) == "triton":
+        from saccade.kernels.spherical_kmeans import triton
+
+        return triton.member_means(vectors, labels, count)
+    return reference.member_means(vectors, labels, count)
+
+
+def _refusal(vectors: Tensor) -> str | None:
+    large = vectors.shape[1] > 8192 or vectors.shape[2] > refusals.MOST_DIM
+    return refusals.refusal(vectors) or (f"vectors are {list(vectors.shape)}" if large else None)
 
 
 def _sizes(name: str, given: Tensor | None, vectors: Tensor, whole: int) -> Tensor:

@@ -1,11 +1,11 @@
-"""Spherical k-means in plain torch: fixed shapes, no host synchronisation, the inner products in blocks."""
+"""Spherical k-means in plain torch: fixed shapes, no host synchronisation."""
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor
 
-from saccade.kernels._kmeans import BLOCK_BYTES, Sizes, averaged, first_centroids, refill, within
+from saccade.kernels._kmeans import Sizes, averaged, first_centroids, member_sums, refill, within
 
 
 def spherical_kmeans(vectors: Tensor, clusters: int, iterations: int, sizes: Sizes) -> tuple[Tensor, Tensor]:
@@ -13,19 +13,17 @@ def spherical_kmeans(vectors: Tensor, clusters: int, iterations: int, sizes: Siz
     absent = ~within(sizes[0], vectors.shape[1])
     labels = torch.empty(0, dtype=torch.int64, device=vectors.device)
     for _ in range(iterations):
-        nearest, own = _nearest(vectors, centroids, present)
+        products = (vectors @ centroids.transpose(1, 2)).masked_fill_(~present[:, None], -torch.inf)
+        own, nearest = products.max(dim=2)
         labels = refill(nearest.masked_fill_(absent, clusters), own, present)
         centroids = averaged(vectors, labels, centroids)
     return labels, centroids
 
 
-def _nearest(vectors: Tensor, centroids: Tensor, present: Tensor) -> tuple[Tensor, Tensor]:
-    """The present centroid of largest inner product and that product, `[H, N]` each."""
-    heads, count, _ = vectors.shape
-    block = max(1, BLOCK_BYTES // (4 * heads * centroids.shape[1]))
-    targets, absent = centroids.transpose(1, 2), ~present[:, None]
-    best = [
-        (vectors[:, start : start + block] @ targets).masked_fill_(absent, -torch.inf).max(dim=2)
-        for start in range(0, count, block)
-    ]
-    return torch.cat([part.indices for part in best], dim=1), torch.cat([part.values for part in best], dim=1)
+def member_means(vectors: Tensor, labels: Tensor, count: int) -> tuple[Tensor, Tensor, Tensor]:
+    sums, sizes = member_sums(vectors, labels, count)
+    there = sizes.clamp(min=1)
+    means = sums / there[..., None]
+    away = means.gather(1, labels.clamp(max=count - 1)[..., None].expand(-1, -1, vectors.shape[2]))
+    squares, _ = member_sums(away.sub_(vectors).square_().sum(-1, keepdim=True), labels, count)
+    return means, (squares[..., 0] / there).sqrt(), sizes

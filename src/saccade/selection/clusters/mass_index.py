@@ -12,17 +12,18 @@ from torch.nn.functional import pad
 from ...kernels._mass_tree import MassSettings, MassTree
 from ...kernels.chunk_keys.api import token_keys
 from ...kernels.cluster_mass.api import cluster_mass
+from ...kernels.spherical_kmeans.api import member_means
 from ...text.table import ChunkTable
 from ...types import Intake, KVView
 from ..index import SlotSizes, Views
-from .mass_plant import Means, alike
+from .mass_plant import alike
 from .runs import Runs, chunk_runs, token_runs
 from .settings import ClusterSettings
 from .token_settings import TokenSettings
 from .tree import put
 
 TOGETHER = {"cpu": 2**10}
-"""Tokens of all heads that are looked at together, elsewhere 2^17: each takes some five keys in float32 meanwhile."""
+"""Tokens of all heads that are looked at together, elsewhere 2^18: each takes some two keys in float32 meanwhile."""
 
 
 class MassIndex:
@@ -73,7 +74,7 @@ class MassIndex:
         if self.table is not None:
             self.table.take_in(new)
         for tokens, runs in self._runs(new):
-            together = max(TOGETHER.get(self.trees.ends.device.type, 2**17) // (heads * tokens), 1)
+            together = max(TOGETHER.get(self.trees.ends.device.type, 2**18) // (heads * tokens), 1)
             for start in range(0, len(runs.on_host), together):
                 part = runs.part(start, start + together)
                 seen, step = views.of(part.on_host), max(together // len(part.on_host), 1)
@@ -174,17 +175,17 @@ class MassIndex:
             return told[:, None].expand(len(kvs), -1, heads, *told.shape[1:]).flatten(0, 2)
 
         if runs.owners is not None:
-            found = Means.of(keys, of_problems(runs.owners), self.settings.sets)
+            found = member_means(keys, of_problems(runs.owners), self.settings.sets)
         else:
             count = tokens // self.settings.cluster_size
             labels = alike(keys, of_problems(runs.end - runs.begin), count, of_problems(runs.made))
-            found = Means.of(keys, labels, count)
+            found = member_means(keys, labels, count)
             # A block's clusters are numbered among those of its group; sinks are no tokens, and those behind move up.
             own = labels.unflatten(0, (len(kvs), -1, heads)) + (runs.place % self.settings.sets)[:, None, None]
             moved = torch.arange(tokens, device=own.device) - (runs.begin - runs.start)[:, None]
             own = own.gather(3, moved.clamp(min=0)[:, None].expand_as(own))
             put(trees.labels[layers], own, runs.slots, runs.start)
-        for target, values in ((trees.means, found.means), (trees.spreads, found.spreads), (trees.sizes, found.sizes)):
+        for target, values in zip((trees.means, trees.spreads, trees.sizes), found, strict=True):
             put(target[layers], values.unflatten(0, (len(kvs), -1, heads)), runs.slots, runs.place)
 
 
