@@ -104,6 +104,8 @@ BLOCKS: Mapping[str, Made] = {
     "serve-h200-ceiling": Made(serving.ceiling, "serve_h200", "saccade bench serve"),
     "serve-h200-slower": Made(serving.slower, "serve_h200", "saccade bench serve"),
     "lossless": Made(partial(lossless.gains, file="serve_h200"), "serve_h200", "python -m benchmarks tables"),
+    "drafts": Made(partial(lossless.accepted, file="drafts_h200"), "drafts_h200", lossless.COUNTED),
+    "drafts-rates": Made(partial(lossless.rates, file="drafts_h200"), "drafts_h200", lossless.COUNTED),
     "serve-h200-engines": Made(serving.engines, "serve_h200", "saccade bench serve"),
     "serve-h200-v1": _speed("serve_h200_v1"),
     "serve-h200-more": _speed("serve_h200_more"),

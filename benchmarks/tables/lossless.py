@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import numpy
 
@@ -20,6 +23,10 @@ VERIFIES = 1.1
 """Dense steps that a dense pass over all drafts of a batch is taken for: 1.03 to 1.13 by its bytes and products."""
 ACCEPTED = (0.8, 0.9, 0.95, 0.984)
 """Chances that a draft is accepted if those before it are."""
+COUNTED = (
+    "python -m benchmarks drafts --model models/qwen2.5-coder-1.5b --policy less_is_more:reselect=14 "
+    "--budget 2048,512,1024,4096 --json drafts.json"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +67,44 @@ def gains(results: Results, file: str) -> list[str]:
     steps = f"By arithmetic from steps of `{DRAFTS}` and stock, {results['shape']} with random weights"
     about = told(results["environment"], "python -m benchmarks tables", file)
     return [*table(["context × batch", *map(str, ACCEPTED)], body), "", f"{steps}, {about}"]
+
+
+def chance(row: Mapping[str, Any]) -> float:
+    """That a draft is accepted if those before it are, over all positions alike: accepted drafts by drafts judged."""
+    reached = row["by_position"]
+    return sum(reached) / (1 + sum(reached[:-1]))
+
+
+def _budget(engine: str) -> int:
+    return int(re.findall(r"budget=(\d+)", engine)[0])
+
+
+def accepted(results: Results, file: str) -> list[str]:
+    """Of always so many drafts the chance, and the share of all that are accepted with its interval."""
+    context, found = results["settings"]["context"], dict[int, dict[str, str]]()
+    for row in results["rows"]:
+        if "accepted" in row:
+            shown = "{:.3f}; {:.2f} ({:.2f} to {:.2f})".format(chance(row), row["accepted"], *row["interval"])
+            found.setdefault(_budget(row["engine"]), {})[f"{row['kind']}, T = {row['temperature']:g}"] = shown
+    body = [[f"{one:,}", f"{one / context:.1%}", *found[one].values()] for one in sorted(found)]
+    lines = table(["budget", "of the cache", *next(iter(found.values()))], body)
+    return [*lines, "", told(results["environment"], COUNTED, file)]
+
+
+def rates(results: Results, file: str) -> list[str]:
+    """Tokens per second of rows that decode together, behind them how often stock's (the mean of first and last)."""
+    found = dict[str, dict[int, float]]()
+    for row in results["rows"]:
+        if row.get("pace"):
+            found.setdefault(row["engine"], {})[row["batch"]] = row["pace"]
+    first, *_, last = found.values()
+    body = []
+    for engine, paces in found.items():
+        name = f"{_budget(engine):,}{engine.partition(':verify')[2]}" if "budget" in engine else engine
+        cells = (f"{pace:,.0f} ({2 * pace / (first[rows] + last[rows]):.2f})" for rows, pace in paces.items())
+        body.append([name, *cells])
+    lines = table(["budget", *(f"{rows} together" for rows in first)], body)
+    return [*lines, "", told(results["environment"], COUNTED, file)]
 
 
 def picture(results: Results) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from benchmarks.tables.lossless import VERIFIES, Cycle, cycles
+from benchmarks.tables.lossless import VERIFIES, Cycle, chance, cycles
 
 
 def enumerated(dense: float, sparse: float, stands: float, drafts: int) -> float:
@@ -24,6 +24,11 @@ def test_gains_are_those_of_enumerated_cycles(dense: float, sparse: float, stand
     assert {drafts: cycle.gain(stands, drafts) for drafts in gains} == pytest.approx(gains)
     assert gains[cycle.best(stands)] == pytest.approx(max(gains.values()))
     assert cycle.gain(stands, cycle.best(stands)) >= 1
+
+
+def test_a_chance_is_that_of_accepted_drafts_by_position() -> None:
+    assert chance({"by_position": [0.9**place for place in range(1, 9)]}) == pytest.approx(0.9)
+    assert chance({"by_position": [0.5, 0.5, 0.0]}) == pytest.approx(0.5)  # of two cycles one has all but the last
 
 
 def test_what_is_shown_gains_and_is_over_the_mean_of_stocks_runs() -> None:
