@@ -68,11 +68,6 @@ def test_an_empty_context_is_always_measured_and_dense_only_if_asked_for() -> No
     assert list(checked(policies=["dense"]).policies) == ["stock", "dense"]
 
 
-@pytest.mark.parametrize("option", ["--clients", "--new-tokens", "--shared", "--requests"])
-def test_requests_are_timed_by_another_command(fails: Fails, option: str) -> None:
-    assert f"No such option: {option}" in fails("bench", "serve", option, "2")
-
-
 def test_a_file_that_cannot_be_written_is_refused_first(fails: Fails, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delattr(engines.EngineJob, "run")
     # Whether vLLM is there is told before. The module is hidden behind its command group.
@@ -148,7 +143,7 @@ def test_shares_and_speedups_are_those_of_the_same_batch() -> None:
 
 
 @pytest.mark.usefixtures("clocked")
-@pytest.mark.parametrize(("dtype", "size"), [("auto", 2), ("float16", 2), ("fp8", 1), ("fp8_e4m3", 1)])
+@pytest.mark.parametrize(("dtype", "size"), [("auto", 2), ("fp8", 1)])
 def test_the_ceiling_counts_a_number_of_the_cache_by_its_own_size(dtype: str, size: int) -> None:
     """Keys, values and bounds, of every engine; weights as they are. Every engine is told, stock too."""
     results = checked(kv_cache_dtype=dtype).run(lambda unit, results: None)
@@ -183,7 +178,7 @@ def alone(**changed: Any) -> ServingJob:
 
 
 @pytest.mark.usefixtures("clocked")
-@pytest.mark.parametrize(("slower", "void"), [(1.01, False), (0.985, False), (1.03, True), (0.97, True)])
+@pytest.mark.parametrize(("slower", "void"), [(1.01, False), (1.03, True), (0.97, True)])
 def test_a_setting_at_which_stock_has_drifted_is_void(
     monkeypatch: pytest.MonkeyPatch, slower: float, void: bool
 ) -> None:

@@ -62,16 +62,16 @@ def test_no_recipe_is_said_in_one_line(fails: Fails, folder: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("invoke", "command"),
+    ("invoke", "command", "policy"),
     [
-        (invoker(saccade_app), ("generate", "x")),
-        (invoker(saccade_app), ("compare",)),
-        (invoker(claims_app), ("accumulation",)),
-        (invoker(benchmarks_app), ("soak",)),
+        (invoker(saccade_app), ("generate", "x"), "auto"),
+        (invoker(saccade_app), ("generate", "x"), "recipe:qwen3-8b"),
+        (invoker(saccade_app), ("compare",), "auto"),
+        (invoker(claims_app), ("accumulation",), "auto"),
+        (invoker(benchmarks_app), ("soak",), "auto"),
     ],
-    ids=["generate", "compare", "accumulation", "soak"],
+    ids=["generate", "published", "compare", "accumulation", "soak"],
 )
-@pytest.mark.parametrize("policy", ["auto", "recipe:qwen3-8b"])
 def test_a_recipe_of_another_model_is_refused(
     fails: Fails, folder: Path, recipe: Recipe, command: tuple[str, ...], policy: str
 ) -> None:

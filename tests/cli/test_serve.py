@@ -47,7 +47,7 @@ def test_what_is_plain_is_refused_before_vllm_is_imported(
     assert "does not exist" in model
 
 
-@pytest.mark.parametrize("arguments", [("--policy",), ("--recall", "much"), ("--port",)])
+@pytest.mark.parametrize("arguments", [("--policy",), ("--recall", "much")])
 def test_an_option_without_a_value(invoke: Invoke, arguments: tuple[str, ...]) -> None:
     result = invoke("serve", *arguments)
     assert result.exit_code == 2
