@@ -13,7 +13,7 @@ import pytest
 import torch
 from transformers import DeepseekV2Config, MistralConfig, Qwen3NextConfig
 
-from commands import Fails, Invoke, edited, write_model
+from commands import Fails, Invoke, edited, refusal, write_model
 from saccade.calibrate.ledger import Ledger
 from saccade.checkpoints.bundled import model_path
 from saccade.checkpoints.load import ModelSource
@@ -77,7 +77,6 @@ MISTAKES: list[tuple[str, tuple[str, ...], tuple[str, ...]]] = [
     ("compare", ("--document", "."), ("'.'",)),
     ("compare", ("--context", "5000"), ("5000", "1600")),
     ("compare", ("--context", "900000"), ("900000", "tokens")),
-    ("compare", ("--task", "rows.txt"), ("error: task file 'rows.txt' is neither .jsonl nor .parquet",)),
     ("compare", ("--task", "none.parquet"), ("error: task file 'none.parquet' cannot be read: No such file",)),
     (
         "compare",
@@ -175,9 +174,7 @@ def test_a_results_folder_that_holds_another_run(
     with patch.object(Ledger, "__enter__", entered):
         assert invoke(*fixed, "--context", 802).exit_code == 130
     assert (tmp_path / file).is_file()
-    result = invoke(*fixed, "--context", 900)
-    assert result.exit_code == 2
-    (line,) = result.stderr.splitlines()
+    line = refusal(invoke(*fixed, "--context", 900))
     assert "holds a run with context=802, this one has 900; choose another --output-dir" in line
 
 
@@ -265,9 +262,7 @@ def test_memory_that_runs_out_is_no_traceback(
         raise error
 
     monkeypatch.setattr(ModelSource, "weights", full)
-    result = invoke(*COMMANDS["generate"], "--model", model_folder)
-    assert result.exit_code == 2
-    (line,) = result.stderr.splitlines()
+    line = refusal(invoke(*COMMANDS["generate"], "--model", model_folder))
     assert line.startswith("saccade: error: memory ran out; take a smaller context, batch or dtype")
     assert "Error code" not in line
 

@@ -16,7 +16,6 @@ from saccade.report.labels import labelled
 from saccade.report.page import comparison_page, comparison_report
 from saccade.report.palette import SHADES, marks
 from saccade.report.table import WIDE, comparison_table
-from saccade.report.wording import COLUMNS
 from tables import kept_figures, printed
 
 
@@ -139,20 +138,14 @@ def test_letters_and_marks_are_read_on_either_paper(paper: int) -> None:
     assert faint == ({"#e69f00", "#56b4e9"} if paper == 0 else set())
 
 
-def test_what_decides_comes_first(page: str) -> None:
+def test_what_decides_comes_first_and_recall_is_named_for_what_it_is(page: str) -> None:
+    decides = ["policy", "budget", "right", "95% interval", "speed vs dense", "ms per token", "share of cache"]
+    recalls = [f"{kind} recall of heads with a set" for kind in ("attention", "token")]
     headers = re.findall(r"<th>([^<]*)</th>", page.split("</thead>")[0])
-    assert headers[:5] == ["policy", "budget", "right", "95% interval", "speed vs dense"]
-    assert list(COLUMNS)[:5] == headers[:5]
+    assert headers == [*decides, *recalls, "attention recall with dense heads as 1"]
     # What a narrow window hides is drawn below.
-    assert "results first-7" in page and all("recall" in name for name in list(COLUMNS)[7:])
-
-
-def test_recall_is_named_for_what_it_is(page: str) -> None:
-    headers = re.findall(r"<th>([^<]*)</th>", page)
-    recalls = [header for header in headers if "recall" in header]
-    names = ["attention recall of heads with a set", "token recall of heads with a set"]
-    assert recalls == [*names, "attention recall with dense heads as 1"]
-    assert all(f">{name}, by layer<" in figures_of(page)[2 + n] for n, name in enumerate(names))
+    assert "results first-7" in page
+    assert all(f">{name}, by layer<" in figures_of(page)[2 + n] for n, name in enumerate(recalls))
 
 
 def test_names_are_short_and_the_whole_spec_is_said_on_hover() -> None:
@@ -242,15 +235,15 @@ def compared(rows: dict[str, Any], width: int, **options: Any) -> list[str]:
 
 @pytest.mark.parametrize(("width", "columns"), [(80, 8), (100, 9)])
 def test_the_table_fits_a_narrow_terminal(width: int, columns: int) -> None:
-    rows = results(row("dense", None), row("less_is_more", 4096)) | {"notes": ["a [red] note"]}
+    rows = results(row("dense", None), row("less_is[red]", 4096)) | {"notes": ["a [red] note"]}
     said = compared(rows, width)
-    # Brackets are no markup.
+    # Brackets are no markup, neither here nor in a cell.
     assert "a [red] note" in said
     lines = [line.split() for line in said]
     cells = [line for line in lines if "1.25x" in line]
     assert [len(line) for line in cells] == [columns, columns]
     # What decides comes first; recall of heads with a set comes last, and the header names it so.
-    assert cells[1][:5] == ["less_is_more", "4,096", "40/48", "0.70-0.90", "1.25x"]
+    assert cells[1][:5] == ["less_is[red]", "4,096", "40/48", "0.70-0.90", "1.25x"]
     assert [line[7:] for line in cells] == [["0.25", "0.10"][: columns - 7]] * 2
     header = " ".join(" ".join(line) for line in lines[: lines.index(cells[0])])
     assert header.count("heads") == columns - 7 and "recall" in header
@@ -288,7 +281,9 @@ def test_the_table_of_a_large_model_fits_100_columns(width: int) -> None:
 def test_a_brief_table_has_a_line_per_row_and_nothing_below() -> None:
     said = compared(FULL, 100, brief=True)
     assert [line.split()[0] for line in said[-4:]] == ["dense", "tidal", "tidal", "quest"]
-    assert "a note" in " ".join(compared(FULL, 100))
+    *whole, note = compared(FULL, 100)
+    assert [line.split()[:1] for line in whole[-6:]] == [["dense"], [], ["tidal"], ["tidal"], [], ["quest"]]
+    assert note == "a note"
 
 
 def test_the_table_writes_what_is_missing_as_a_dash() -> None:
