@@ -34,15 +34,11 @@ def checked(**changed: Any) -> ServingJob:
 @pytest.mark.parametrize(
     ("changed", "words"),
     [
-        ({"shape": "gpt-9"}, "gpt-9"),
-        ({"contexts": ["many"]}, "context 'many' is not valid"),
         ({"batches": ["0"]}, "batch '0' is not valid"),
-        ({"policies": ["quests"]}, "quests"),
         ({"policies": ["resa"]}, "add rectify=none"),
         ({"rectify_together": True}, "none of these policies has dense passes"),
         ({"policies": ["quest:page=24"]}, "block=32 is no multiple of its page=24; pass --block 48"),
         ({"block": 24}, "block=24 is not valid"),
-        ({"dtype": "int4"}, "unknown dtype 'int4'"),
         ({"points": ["16x1,131072"]}, "point '131072' is not valid: CONTEXTxBATCH"),
         ({"points": ["0x1"]}, "point '0x1' is not valid"),
         ({"points": ["4096x1"], "max_model_len": 4096}, "max-model-len=4096 has no room for a context of 4096 tokens"),

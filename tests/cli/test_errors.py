@@ -64,8 +64,6 @@ def forget_tokenizer(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("damage", "words"),
     [
-        (lambda folder: shutil.rmtree(folder), "does not exist"),
-        (lambda folder: (folder / "config.json").unlink(), "config.json"),
         (lambda folder: (folder / "config.json").write_text("{"), "config.json"),
         (lambda folder: (folder / "config.json").write_text('{"model_type": "nonsense"}'), "configuration"),
         (lambda folder: (folder / "config.json").write_text('{"model_type": "t5"}'), "no plain decoder"),

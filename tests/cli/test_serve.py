@@ -45,6 +45,5 @@ def test_what_is_plain_is_refused_before_vllm_is_imported(
     assert "does not exist" in model
 
 
-@pytest.mark.parametrize("arguments", [("--policy",), ("--recall", "much")])
-def test_an_option_without_a_value(invoke: Invoke, arguments: tuple[str, ...]) -> None:
-    assert arguments[0] in refusal(invoke("serve", *arguments))
+def test_an_option_without_a_value(invoke: Invoke) -> None:
+    assert "--policy" in refusal(invoke("serve", "--policy"))

@@ -134,7 +134,7 @@ def test_the_front_line_is_what_nothing_cheaper_reaches() -> None:
     assert [best[0]["spec"], best[-1]["spec"]] == ["quest:budget=64", "quest:budget=1024"]
 
 
-@pytest.mark.parametrize(("size", "unit"), [(2e9, "GB"), (2e6, "MB"), (2e3, "kB")])
+@pytest.mark.parametrize(("size", "unit"), [(2e9, "GB"), (2e3, "kB")])
 def test_bytes_have_a_fitting_unit(size: float, unit: str) -> None:
     lines = printed(front_table(front_results(rows=[ROWS[0] | {"bytes": size}])))
     assert any(f"{unit} per" in line for line in lines)
