@@ -46,15 +46,16 @@ def fails(invoke: Invoke, monkeypatch: pytest.MonkeyPatch) -> Fails:
 
     monkeypatch.setattr(ModelSource, "weights", no_work)
 
-    def run(*arguments: object) -> str:
-        result = invoke(*arguments)
-        assert result.exit_code == 2, result.output
-        assert result.stdout == ""
-        (line,) = result.stderr.splitlines()
-        assert line.startswith("saccade: error: ")
-        return str(line)
+    return lambda *arguments: refusal(invoke(*arguments))
 
-    return run
+
+def refusal(result: Result) -> str:
+    """The one line on stderr of a command that ended with exit code 2."""
+    assert result.exit_code == 2, result.output
+    assert result.stdout == ""
+    (line,) = result.stderr.splitlines()
+    assert line.startswith("saccade: error: ")
+    return str(line)
 
 
 def told(result: Result, file: Path, picture: Path, *, interrupted: bool = False) -> dict[str, Any]:

@@ -9,8 +9,6 @@ from matplotlib.figure import Figure
 from rich.console import Console
 from rich.table import Table
 
-from saccade.report.drawing import as_svg
-
 
 def printed(table: Table, width: int = 160) -> list[str]:
     """Lines of a table as a terminal shows them."""
@@ -26,14 +24,16 @@ def said(table: Table) -> str:
 
 
 def kept_figures(module: ModuleType, monkeypatch: pytest.MonkeyPatch) -> list[Figure]:
-    """What a module exports from now on."""
+    """What a module exports from now on, as a file or into a page."""
     figures: list[Figure] = []
+    export = "inline" if hasattr(module, "inline") else "as_svg"
+    exported = getattr(module, export)
 
-    def kept(figure: Figure) -> str:
+    def kept(figure: Figure, *name: str) -> str:
         figures.append(figure)
-        return as_svg(figure)
+        return str(exported(figure, *name))
 
-    monkeypatch.setattr(module, "as_svg", kept)
+    monkeypatch.setattr(module, export, kept)
     return figures
 
 

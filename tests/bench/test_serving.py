@@ -34,15 +34,11 @@ def checked(**changed: Any) -> ServingJob:
 @pytest.mark.parametrize(
     ("changed", "words"),
     [
-        ({"shape": "gpt-9"}, "gpt-9"),
-        ({"contexts": ["many"]}, "context 'many' is not valid"),
         ({"batches": ["0"]}, "batch '0' is not valid"),
-        ({"policies": ["quests"]}, "quests"),
         ({"policies": ["resa"]}, "add rectify=none"),
         ({"rectify_together": True}, "none of these policies has dense passes"),
         ({"policies": ["quest:page=24"]}, "block=32 is no multiple of its page=24; pass --block 48"),
         ({"block": 24}, "block=24 is not valid"),
-        ({"dtype": "int4"}, "unknown dtype 'int4'"),
         ({"points": ["16x1,131072"]}, "point '131072' is not valid: CONTEXTxBATCH"),
         ({"points": ["0x1"]}, "point '0x1' is not valid"),
         ({"points": ["4096x1"], "max_model_len": 4096}, "max-model-len=4096 has no room for a context of 4096 tokens"),
@@ -66,11 +62,6 @@ def test_an_empty_context_is_always_measured_and_dense_only_if_asked_for() -> No
     assert list(job.policies) == ["stock", "quest:budget=2048"]
     assert job.units == 4
     assert list(checked(policies=["dense"]).policies) == ["stock", "dense"]
-
-
-@pytest.mark.parametrize("option", ["--clients", "--new-tokens", "--shared", "--requests"])
-def test_requests_are_timed_by_another_command(fails: Fails, option: str) -> None:
-    assert f"No such option: {option}" in fails("bench", "serve", option, "2")
 
 
 def test_a_file_that_cannot_be_written_is_refused_first(fails: Fails, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -148,7 +139,7 @@ def test_shares_and_speedups_are_those_of_the_same_batch() -> None:
 
 
 @pytest.mark.usefixtures("clocked")
-@pytest.mark.parametrize(("dtype", "size"), [("auto", 2), ("float16", 2), ("fp8", 1), ("fp8_e4m3", 1)])
+@pytest.mark.parametrize(("dtype", "size"), [("auto", 2), ("fp8", 1)])
 def test_the_ceiling_counts_a_number_of_the_cache_by_its_own_size(dtype: str, size: int) -> None:
     """Keys, values and bounds, of every engine; weights as they are. Every engine is told, stock too."""
     results = checked(kv_cache_dtype=dtype).run(lambda unit, results: None)
@@ -183,7 +174,7 @@ def alone(**changed: Any) -> ServingJob:
 
 
 @pytest.mark.usefixtures("clocked")
-@pytest.mark.parametrize(("slower", "void"), [(1.01, False), (0.985, False), (1.03, True), (0.97, True)])
+@pytest.mark.parametrize(("slower", "void"), [(1.01, False), (1.03, True), (0.97, True)])
 def test_a_setting_at_which_stock_has_drifted_is_void(
     monkeypatch: pytest.MonkeyPatch, slower: float, void: bool
 ) -> None:

@@ -92,10 +92,3 @@ def test_what_is_asked_can_be_less_and_scored_otherwise(asked: Callable[..., tup
     samples: Said = [json.loads(line) for line in (folder / "samples.jsonl").read_text().splitlines()]
     assert {sample["correct"] for sample in samples} <= {0.0, 1.0}
     assert len(samples) == 4
-
-
-def test_an_unknown_metric_is_refused(asked: Callable[..., tuple[Any, Path]]) -> None:
-    result, folder = asked("--metric", "bleu")
-    assert result.exit_code == 2 and not folder.exists()
-    assert result.stderr.startswith("saccade: error: --metric: unknown metric 'bleu'; valid: string_match_all, ")
-    assert result.stderr.count("\n") == 1

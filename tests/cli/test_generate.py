@@ -5,9 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-import torch
-from transformers import AutoModelForCausalLM, AutoTokenizer, Gemma3ForCausalLM, Gemma3TextConfig
+from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from adapters import tiny
 from commands import POSITIONS, Invoke
 from saccade.checkpoints.load import ModelSource
 
@@ -30,22 +30,10 @@ def test_a_budget_above_the_context_gives_stock_text(invoke: Invoke, model_folde
 
 
 def test_layers_of_several_kinds(invoke: Invoke, tmp_path: Path) -> None:
-    source = ModelSource.locate(None)
-    kinds = ["sliding_attention", "full_attention", "full_attention"] * 2
-    sizes = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 6, "num_attention_heads": 4}
-    config = Gemma3TextConfig(
-        **{
-            **sizes,
-            "head_dim": 8,
-            "num_key_value_heads": 2,
-            "vocab_size": source.config().vocab_size,
-            "layer_types": kinds,
-        },
-        **{"sliding_window": 4, "max_position_embeddings": POSITIONS, "initializer_range": 0.3},
-    )
-    torch.manual_seed(0)
-    Gemma3ForCausalLM(config).save_pretrained(tmp_path)
-    source.tokenizer().save_pretrained(tmp_path)
+    sizes = {"num_hidden_layers": 6, "head_dim": 8, "vocab_size": 2048, "max_position_embeddings": POSITIONS}
+    kinds = {"sliding_window": 4, "layer_types": ["sliding_attention", "full_attention", "full_attention"] * 2}
+    tiny.fresh("gemma3_text", **sizes, **kinds, initializer_range=0.3).save_pretrained(tmp_path)
+    ModelSource.locate(None).tokenizer().save_pretrained(tmp_path)
     result = invoke(
         *("generate", PROMPT, "--model", tmp_path, "--dtype", "float32", "--max-new-tokens", 12),
         *("--policy", "less_is_more:budget=500,dense_layers=1,reselect=5"),

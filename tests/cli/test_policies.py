@@ -102,7 +102,6 @@ def test_what_the_figures_assume_is_said(invoke: Invoke) -> None:
     assert "no reselect given" in output
 
 
-@pytest.mark.parametrize("configuration", ["{", '{"model_type": "t5"}', '{"model_type": "nonsense"}'])
-def test_a_model_that_is_no_decoder(fails: Fails, bare: Path, configuration: str) -> None:
-    (bare / "config.json").write_text(configuration)
+def test_a_model_that_is_no_decoder(fails: Fails, bare: Path) -> None:
+    (bare / "config.json").write_text('{"model_type": "t5"}')
     assert str(bare) in fails("policies", "--cost", "--model", bare)

