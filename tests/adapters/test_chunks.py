@@ -14,7 +14,6 @@ from transformers import DynamicCache
 
 import saccade
 from saccade.selection.clusters.mass_index import MassIndex
-from walking import among
 
 from . import tiny
 from .ways import WAYS, assistant, offered
@@ -57,10 +56,9 @@ def test_ways_of_generating_agree(way: str) -> None:
     assert tokens(way, letters())[0].tolist() == greedy()
 
 
-@pytest.mark.parametrize("seed", among(range(4), [0]))
-def test_rejected_drafts_leave_no_trace(seed: int) -> None:
+def test_rejected_drafts_leave_no_trace() -> None:
     """An assistant that is often wrong, over many flushes of the buffer, against plain decoding."""
-    ids, plain = tiny.prompt(40, seed=seed), {"do_sample": False, "max_new_tokens": 60}
+    ids, plain = tiny.prompt(40), {"do_sample": False, "max_new_tokens": 60}
     with saccade.sparsify(tiny.llama(), CLUSTERS, tokenizer=letters()) as run:
         expected = tiny.llama().generate(input_ids=ids, **plain).tolist()
         before = run.stats().steps
@@ -86,19 +84,6 @@ def test_a_turn_in_place_of_another_is_indexed_anew(turn: int) -> None:
         model(torch.cat((first[:, :30], other), dim=1), past_key_values=anew)
         assert (decode(cache) - decode(anew)).abs().max() < 1e-4
         assert run.stats().share_attended < 0.9
-
-
-@pytest.mark.parametrize("turn", [1, 2, 9, 30])
-def test_a_rectified_second_turn_is_one_prompt(turn: int) -> None:
-    """Behind a new turn all keys are dense ones, and the index is that of one prompt."""
-    rectified = CLUSTERS.replace("budget=16", "budget=24") + ",rectify=3"
-    model, cache, plain = tiny.llama(), DynamicCache(), {"do_sample": False, "max_new_tokens": 21}
-    with saccade.sparsify(model, rectified, tokenizer=letters()):
-        first = model.generate(input_ids=tiny.prompt(40), past_key_values=cache, **plain)
-        ids = torch.cat((first, tiny.prompt(turn, seed=5)), dim=1)
-        mask = torch.ones_like(ids)
-        second = model.generate(input_ids=ids, attention_mask=mask, past_key_values=cache, **plain)
-        assert second.tolist() == model.generate(input_ids=ids, attention_mask=mask, **plain).tolist()
 
 
 class Interrupting(TorchDispatchMode):

@@ -13,13 +13,12 @@ import saccade
 from saccade.checkpoints.shape import shape_of
 from saccade.decode.pages import PageIndexes
 from saccade.plans.cost import cost_of
-from walking import in_turn
 
 from . import tiny
 from .checking import OracleObserver
 from .test_chunks import CLUSTERS, letters
 from .test_layer_kinds import hybrid, known
-from .ways import NEW, WAYS, needs_5, offered
+from .ways import NEW, WAYS, needs_5, offered, paired
 
 BUDGET = 9
 REFUSED_ON_4 = needs_5("saccade cannot run Gemma3nForCausalLM: found 0 plain attention layers")
@@ -60,7 +59,7 @@ def test_what_is_shared_is_read_by_all_and_written_once() -> None:
 
 
 @REFUSED_ON_4
-@pytest.mark.parametrize(("policy", "way"), in_turn(tiny.SPARSE, MANY))
+@pytest.mark.parametrize(("policy", "way"), paired(tiny.SPARSE, MANY))
 def test_sets_are_the_oracles(policy: str, way: str) -> None:
     """Of the layer's own queries and the other layer's keys; layer 3, which publishes, keeps none."""
     spec, model = tiny.spec(policy, BUDGET), gemma()

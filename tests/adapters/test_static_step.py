@@ -23,7 +23,7 @@ from saccade.adapters.hf.session import Session
 from saccade.decode.rows import RowSlots
 from saccade.decode.stats import RunStats
 from saccade.errors import UnsupportedModelError
-from walking import among, crossed
+from walking import among
 
 from . import tiny
 from .test_chunks import letters
@@ -115,7 +115,8 @@ def assert_same(got: tuple[Tensor, RunStats], expected: tuple[Tensor, RunStats])
 
 @ON_DEVICE
 @pytest.mark.parametrize(
-    ("name", "batch"), crossed(POLICIES, BATCHES, lambda name, batch: batch == "padded" or name in INDEXED)
+    ("name", "batch"),
+    [(name, batch) for name in POLICIES for batch in BATCHES if batch == "padded" or name in INDEXED],
 )
 def test_lengths_on_the_device_change_nothing(name: str, batch: str) -> None:
     """Neither logits nor what is counted; also when steps of either kind follow each other."""

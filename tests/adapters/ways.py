@@ -147,3 +147,9 @@ def by_kind(policies: Iterable[str], ways: Collection[str] = WAYS.keys(), also: 
     policies, kinds = list(policies), {*INDEXED, *BARE, *also}
     everywhere = crossed((one for one in policies if one in kinds), ways, every_time)
     return [*everywhere, *((one, way) for one in policies if one not in kinds for way in HARD if way in ways)]
+
+
+def paired(rows: Iterable[Any], columns: Iterable[Any]) -> list[tuple[Any, Any]]:
+    """Pairs in which every row and every column comes at least once."""
+    rows, columns = list(rows), list(columns)
+    return [(rows[at % len(rows)], columns[at % len(columns)]) for at in range(max(len(rows), len(columns)))]
