@@ -128,17 +128,6 @@ def test_chunks_matter() -> None:
     assert all(other.tolist() != greedy() for other in others)
 
 
-@pytest.mark.parametrize("rectify", ["none", "3"])
-def test_a_left_padded_row_is_the_row_alone(rectify: str) -> None:
-    spec, lengths = CLUSTERS.replace("budget=16", f"budget=24,rectify={rectify}"), [40, 30]
-    with saccade.sparsify(tiny.llama(), spec, tokenizer=letters()):
-        both = tiny.llama().generate(**tiny.padded(lengths), do_sample=False, max_new_tokens=12)
-        for row, length in enumerate(lengths):
-            ids = tiny.prompt(length, seed=row)
-            alone = tiny.llama().generate(input_ids=ids, do_sample=False, max_new_tokens=12)
-            assert alone[0].tolist() == both[row, -length - 12 :].tolist()
-
-
 def test_without_a_tokenizer_chunks_have_one_length_and_the_run_says_so() -> None:
     with saccade.sparsify(tiny.llama(), CLUSTERS) as run:
         cache = DynamicCache()

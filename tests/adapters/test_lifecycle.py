@@ -114,10 +114,8 @@ def test_a_copied_cache_continues_on_its_own() -> None:
         results = []
         # The first token is the same for both; in the others, which fill a page of each, they differ.
         for number in range(6):
-            fed = torch.tensor([[5]]), torch.tensor([[5 + number]])
-            results.append(
-                [model(ids, past_key_values=one).logits for ids, one in zip(fed, (cache, twin), strict=True)]
-            )
+            fed = (torch.tensor([[5]]), cache), (torch.tensor([[5 + number]]), twin)
+            results.append([model(ids, past_key_values=one).logits for ids, one in fed])
         assert torch.equal(*results[0]) and not torch.equal(*results[1])
         assert run.stats().steps == 13, "copies count for the same run"
 

@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 
 import saccade
-from forcing import sparse_below_the_budget
 from own_index import MODULE, NAMES
 from own_method import installed
 from saccade.text.levels import break_codes
@@ -64,15 +63,6 @@ def test_every_set_is_that_of_a_naive_choice(spec: str) -> None:
         WAYS["several turns"](model)
         WAYS["beams"](model)
     assert naive.seen > 0, "some sets are smaller than their rows"
-
-
-@pytest.mark.parametrize("way", offered("beams", "left-padded", "assisted", "static cache", "new turn alone"))
-@pytest.mark.parametrize("name", NAMES)
-def test_a_budget_that_covers_gives_the_tokens_of_stock(name: str, way: str) -> None:
-    expected = WAYS[way](tiny.llama())
-    with sparse_below_the_budget(), saccade.sparsify(tiny.llama(), f"{name}:budget=64", tokenizer=letters()) as run:
-        assert WAYS[way](tiny.llama()).tolist() == expected.tolist()
-        assert run.stats().steps > 0
 
 
 @pytest.mark.parametrize("way", offered("prompt lookup", "static cache", "by hand, static", "chunked prefill"))

@@ -12,12 +12,10 @@ from torch import Tensor
 
 import saccade
 from forcing import sparse_below_the_budget
-from host_reads import watching
 from replaying import standing_in
 from saccade.adapters.hf.graph import GraphedStep, forward
 from saccade.decode.state import DecodeState
 from saccade.errors import AttachmentError, UnsupportedModelError
-from walking import among
 
 from . import test_static_step as static
 from . import tiny
@@ -261,32 +259,6 @@ def test_a_pass_gives_logits_of_its_own_token_alone() -> None:
     head.register_forward_pre_hook(lambda module, args: seen.append(args[0].shape[1]))
     decoding.replays(0).end()
     assert seen == [1] * 6
-
-
-@ON_DEVICE
-@pytest.mark.parametrize("name", among(["resa", "tidal", "lychee_cluster"], ["tidal"]))
-def test_neither_a_step_nor_what_prepares_it_reads_on_the_host(name: str) -> None:
-    """On tensors without content; steps of a kind do the same, to indexes that stay."""
-    decoding = static.Decoding(tiny.fresh("llama"), f"{POLICIES[name]},rectify={EVERY}", "padded")
-    starts, past = decoding.starts, decoding.mask.shape[1]
-    static.to_meta(decoding)
-    token = torch.zeros((3, 1), dtype=torch.int64, device="meta")
-    upkeep, shapes, addresses = decoding.run.upkeep(decoding.cache, starts), {}, []
-    with decoding.run.lengths_on_device(decoding.starts):
-        for step in range(3 * (EVERY + 1)):
-            if step == 0:
-                fed = upkeep.before(past, token)
-                forward(decoding.model, decoding.cache, fed, decoding.starts)  # indexes are built
-                continue
-            with watching():
-                fed = upkeep.before(past + step, token)
-            with watching() as watched:
-                forward(decoding.model, decoding.cache, fed, decoding.starts)
-            assert fed.shape[1] == (EVERY + 1 if step % (EVERY + 1) == EVERY else 1)
-            assert shapes.setdefault(fed.shape[1], watched.shapes) == watched.shapes
-            addresses.append(static._index_memory(decoding))
-    assert all(one == addresses[0] for one in addresses)
-    decoding.run.restore()
 
 
 @ON_DEVICE

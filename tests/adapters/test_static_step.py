@@ -29,7 +29,7 @@ from . import tiny
 from .test_chunks import letters
 from .ways import ON_DEVICE, on_device
 
-CAPACITY, NEW = 64, 7
+CAPACITY, NEW, EVERY = 64, 7, 5
 CLUSTERS = "sinks=2,chunk_min=2,chunk_max=4,dense_layers=1,budget=20"
 
 POLICIES = {
@@ -47,6 +47,7 @@ POLICIES = {
     "covering": "less_is_more:reselect=3,dense_layers=1,budget=50",
 }
 """Small sets, and one that covers all rows but not the capacity."""
+REWRITTEN = ("tidal", "quest", "lychee_cluster")
 INDEXED = ("quest", "lychee_cluster")
 """These meet all batches every time, others the padded one, whose rows are both several and one."""
 
@@ -156,28 +157,32 @@ def to_meta(decoding: Decoding) -> None:
     history._fed = history._fed.to("meta")
 
 
+READING = {**POLICIES, **{f"{name}, rectified": f"{POLICIES[name]},rectify={EVERY}" for name in REWRITTEN}}
+
+
 @ON_DEVICE
 @pytest.mark.parametrize(
-    "name", among(POLICIES, ("streaming", "tidal-query", "less_is_more", "quest", "top_p", "lychee_cluster"))
+    "name", among(READING, ("streaming", "less_is_more", "quest", "top_p", "lychee_cluster", "tidal, rectified"))
 )
-def test_a_step_reads_nothing_on_the_host(name: str) -> None:
-    decoding = Decoding(tiny.fresh("llama"), POLICIES[name], "padded")
-    starts, past = decoding.starts, decoding.mask.shape[1]
+def test_neither_a_step_nor_what_prepares_it_reads_on_the_host(name: str) -> None:
+    """On tensors without content; steps of a kind do the same, to indexes that stay."""
+    decoding = Decoding(tiny.fresh("llama"), READING[name], "padded")
+    starts, past, passes = decoding.starts, decoding.mask.shape[1], name not in POLICIES
     to_meta(decoding)
     token = torch.zeros((3, 1), dtype=torch.int64, device="meta")
-    upkeep, shapes = decoding.run.upkeep(decoding.cache, starts), []
+    upkeep, shapes = decoding.run.upkeep(decoding.cache, starts), dict[int, Any]()
     with decoding.run.lengths_on_device(decoding.starts):
-        upkeep.before(past, token)
-        forward(decoding.model, decoding.cache, token, decoding.starts)  # indexes are built
+        forward(decoding.model, decoding.cache, upkeep.before(past, token), decoding.starts)  # indexes are built
         addresses = _index_memory(decoding)
-        for step in range(1, 9 if name == "lychee_cluster" else 6):  # a page, and of text two chunks and more
+        # Three passes; else a page, and of text two chunks and more.
+        for step in range(1, 3 * (EVERY + 1) if passes else 9):
             with watching():
-                upkeep.before(past + step, token)
+                fed = upkeep.before(past + step, token)
             with watching() as watched:
-                forward(decoding.model, decoding.cache, token, decoding.starts)
-            shapes.append(watched.shapes)
-    assert all(one == shapes[0] for one in shapes)
-    assert len(shapes[0]) > 100 and shapes[0] == shapes[1]
+                forward(decoding.model, decoding.cache, fed, decoding.starts)
+            assert fed.shape[1] == (EVERY + 1 if passes and step % (EVERY + 1) == EVERY else 1)
+            assert shapes.setdefault(fed.shape[1], watched.shapes) == watched.shapes
+    assert len(shapes[1]) > 100
     assert _index_memory(decoding) == addresses
     assert bool(addresses) == (name.startswith(("quest", "resa", "lychee_cluster", "mass", "union")))
     decoding.run.restore()
