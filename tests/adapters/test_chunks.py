@@ -16,28 +16,13 @@ import saccade
 from saccade.selection.clusters.mass_index import MassIndex
 
 from . import tiny
+from .tiny import CLUSTERS, LETTERS
 from .ways import WAYS, assistant, offered
 
-CLUSTERS = "lychee_cluster:sinks=2,chunk_min=2,chunk_max=4,buffer=3,dense_layers=1,budget=16"
 SAME = offered("by hand", "prompt lookup", "static cache", "by hand, static", "chunked prefill")
 
 
-class Letters:
-    """A tokenizer whose token i is written as a letter, every third one followed by a delimiter."""
-
-    def __len__(self) -> int:
-        return tiny.VOCABULARY
-
-    def batch_decode(self, tokens: list[list[int]], **options: Any) -> list[str]:
-        return ["x" + (",. \n"[token // 3 % 4] if token % 3 == 0 else "") for (token,) in tokens]
-
-
-@functools.cache
-def letters() -> Letters:
-    return Letters()
-
-
-def tokens(way: str, tokenizer: Letters | None = None) -> tuple[torch.Tensor, tuple[str, ...]]:
+def tokens(way: str, tokenizer: tiny.Letters | None = None) -> tuple[torch.Tensor, tuple[str, ...]]:
     with saccade.sparsify(tiny.llama(), CLUSTERS, tokenizer=tokenizer) as run:
         out = WAYS[way](tiny.llama())
         assert run.stats().share_attended < 0.9
@@ -46,20 +31,20 @@ def tokens(way: str, tokenizer: Letters | None = None) -> tuple[torch.Tensor, tu
 
 @functools.cache
 def greedy() -> list[list[int]]:
-    out, notes = tokens("greedy", letters())
+    out, notes = tokens("greedy", LETTERS)
     assert notes == ()
     return out.tolist()
 
 
 @pytest.mark.parametrize("way", SAME)
 def test_ways_of_generating_agree(way: str) -> None:
-    assert tokens(way, letters())[0].tolist() == greedy()
+    assert tokens(way, LETTERS)[0].tolist() == greedy()
 
 
 def test_rejected_drafts_leave_no_trace() -> None:
     """An assistant that is often wrong, over many flushes of the buffer, against plain decoding."""
     ids, plain = tiny.prompt(40), {"do_sample": False, "max_new_tokens": 60}
-    with saccade.sparsify(tiny.llama(), CLUSTERS, tokenizer=letters()) as run:
+    with saccade.sparsify(tiny.llama(), CLUSTERS, tokenizer=LETTERS) as run:
         expected = tiny.llama().generate(input_ids=ids, **plain).tolist()
         before = run.stats().steps
         drafted = tiny.llama().generate(input_ids=ids, assistant_model=assistant(), **plain).tolist()
@@ -75,7 +60,7 @@ def test_a_turn_in_place_of_another_is_indexed_anew(turn: int) -> None:
     def decode(cache: DynamicCache) -> torch.Tensor:
         return torch.cat([model(fed[:, at : at + 1], past_key_values=cache).logits for at in range(fed.shape[1])])
 
-    with torch.no_grad(), saccade.sparsify(model, CLUSTERS, tokenizer=letters()) as run:
+    with torch.no_grad(), saccade.sparsify(model, CLUSTERS, tokenizer=LETTERS) as run:
         cache, anew = DynamicCache(), DynamicCache()
         model(first, past_key_values=cache)
         decode(cache)
@@ -106,7 +91,7 @@ def test_ctrl_c_anywhere_changes_nothing(rectify: str) -> None:
     layers, spec = model.get_decoder().layers, CLUSTERS.replace("budget=16", f"budget=24,rectify={rectify}")
     begin = layers[0].register_forward_pre_hook(lambda *given: setattr(mode, "left", behind))
     end = layers[-1].register_forward_hook(lambda *given: setattr(mode, "left", -1))
-    with saccade.sparsify(model, spec, tokenizer=letters()):
+    with saccade.sparsify(model, spec, tokenizer=LETTERS):
         for cache in caches:
             model(tiny.prompt(40), past_key_values=cache)
         for number, token in enumerate(tiny.prompt(9, seed=2)[0]):

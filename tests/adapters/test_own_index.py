@@ -14,8 +14,8 @@ from own_method import installed
 from saccade.text.levels import break_codes
 
 from . import tiny
-from .test_chunks import letters
 from .test_static_step import Decoding, assert_same
+from .tiny import LETTERS
 from .ways import ON_DEVICE, WAYS, offered
 
 BUDGET, BUFFER = 16, 8
@@ -38,7 +38,7 @@ class Naive:
         if selection is None:
             return
         session = self.run._hook.latest.session  # type: ignore[attr-defined]
-        levels = break_codes(letters().batch_decode([[token] for token in range(tiny.VOCABULARY)]))
+        levels = break_codes(LETTERS.batch_decode([[token] for token in range(tiny.VOCABULARY)]))
         for row, (start, length) in enumerate(kv.rows.bounds):
             stop = min(length - 1, session.final.boundary - start) // BUFFER * BUFFER if length > BUDGET else 0
             best = [*range(stop)]
@@ -58,7 +58,7 @@ class Naive:
 @pytest.mark.parametrize("spec", SPECS)
 def test_every_set_is_that_of_a_naive_choice(spec: str) -> None:
     model, naive = tiny.llama(), Naive(NAMES[1] in spec)
-    with saccade.sparsify(model, spec, tokenizer=letters(), observers=[naive]) as naive.run:
+    with saccade.sparsify(model, spec, tokenizer=LETTERS, observers=[naive]) as naive.run:
         WAYS["by hand, left-padded"](model)
         WAYS["several turns"](model)
         WAYS["beams"](model)
@@ -69,7 +69,7 @@ def test_every_set_is_that_of_a_naive_choice(spec: str) -> None:
 @pytest.mark.parametrize("spec", SPECS[::2])
 def test_ways_of_generating_agree(spec: str, way: str) -> None:
     """Drafts of several tokens a call among them: a layer goes through all before the next sees the first."""
-    with saccade.sparsify(tiny.llama(), spec, tokenizer=letters()) as run:
+    with saccade.sparsify(tiny.llama(), spec, tokenizer=LETTERS) as run:
         found = [WAYS[one](tiny.llama()).tolist() for one in ("greedy", way)]
         assert found[0] == found[1] and run.stats().share_attended < 0.9
 

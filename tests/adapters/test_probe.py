@@ -14,6 +14,7 @@ from transformers import DynamicCache
 import saccade
 from adapters import tiny
 from adapters.test_layer_kinds import HYBRIDS, hybrid
+from adapters.tiny import LETTERS
 from replaying import StandIn, standing_in
 from saccade.adapters.hf import probe as probing
 from saccade.adapters.hf.probe import KINDS, Kind, Passage, Probe
@@ -43,18 +44,6 @@ def model() -> Any:
 
 def drawn(count: int, seed: int) -> list[int]:
     return torch.randint(2, tiny.VOCABULARY, (count,), generator=torch.Generator().manual_seed(seed)).tolist()
-
-
-class Letters(list[str]):
-    """A tokenizer as `delimiter_table` asks for: every fifth token ends a sentence."""
-
-    __hash__ = object.__hash__
-
-    def batch_decode(self, tokens: Sequence[Sequence[int]], **_: Any) -> list[str]:
-        return [self[token] for (token,) in tokens]
-
-
-LETTERS = Letters(". " if token % 5 == 0 else "a" for token in range(tiny.VOCABULARY))
 
 
 @functools.cache

@@ -16,8 +16,8 @@ from saccade.plans.cost import cost_of
 
 from . import tiny
 from .checking import OracleObserver
-from .test_chunks import CLUSTERS, letters
 from .test_layer_kinds import hybrid, known
+from .tiny import CLUSTERS, LETTERS
 from .ways import NEW, WAYS, needs_5, offered, paired
 
 BUDGET = 9
@@ -72,7 +72,7 @@ def test_sets_are_the_oracles(policy: str, way: str) -> None:
 
 @functools.cache
 def greedy(spec: str) -> list[list[int]]:
-    with saccade.sparsify(gemma(), spec, tokenizer=letters()) as run:
+    with saccade.sparsify(gemma(), spec, tokenizer=LETTERS) as run:
         said: list[list[int]] = WAYS["greedy"](gemma()).tolist()
         assert run.stats().share_attended < 0.9
     return said
@@ -84,7 +84,7 @@ def greedy(spec: str) -> list[list[int]]:
 def test_ways_agree(spec: str, way: str) -> None:
     """Several tokens of a call bring an index to the last of them before the layer that shares it sees the first."""
     expected = greedy(spec)
-    with saccade.sparsify(gemma(), spec, tokenizer=letters()):
+    with saccade.sparsify(gemma(), spec, tokenizer=LETTERS):
         assert WAYS[way](gemma()).tolist() == expected
 
 
@@ -96,7 +96,7 @@ def test_several_tokens_at_once_are_one_by_one(spec: str) -> None:
     logits = []
     for together in (1, 4, 12):
         cache = DynamicCache(config=model.config)
-        with saccade.sparsify(model, spec, tokenizer=letters()) as run:
+        with saccade.sparsify(model, spec, tokenizer=LETTERS) as run:
             model(ids, past_key_values=cache)
             with run.decoding():
                 parts = [model(piece, past_key_values=cache).logits for piece in fed.split(together, dim=1)]

@@ -26,7 +26,7 @@ from saccade.errors import UnsupportedModelError
 from walking import among
 
 from . import tiny
-from .test_chunks import letters
+from .tiny import LETTERS
 from .ways import ON_DEVICE, on_device
 
 CAPACITY, NEW, EVERY = 64, 7, 5
@@ -65,7 +65,7 @@ class Decoding:
 
     def __init__(self, model: PreTrainedModel, spec: str, batch: str, capacity: int = CAPACITY) -> None:
         self.model, self.given = model, self.batches[batch]
-        self.run = saccade.sparsify(model, spec, tokenizer=letters())
+        self.run = saccade.sparsify(model, spec, tokenizer=LETTERS)
         self.cache = StaticCache(config=model.config, max_cache_len=capacity)
         self.mask = self.given.get("attention_mask", torch.ones_like(self.given["input_ids"]))
         self.starts = row_starts(self.given.get("attention_mask"), self.mask.shape[0])

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import DynamicCache, PreTrainedModel
+from transformers import DynamicCache, GenerationConfig, PreTrainedModel
 
 import saccade
 from forcing import sparse_below_the_budget
@@ -126,18 +126,20 @@ def test_a_cropped_cache_forgets_its_drafts() -> None:
     ("options", "message"),
     [
         ({"num_beams": 2}, "cannot follow beams"),
+        ({"generation_config": GenerationConfig(max_new_tokens=5)}, "cannot follow beams"),
         ({"prompt_lookup_num_tokens": 3}, "drafts by itself; prompt_lookup_num_tokens"),
         ({"return_dict_in_generate": True, "output_hidden_states": True}, "output_hidden_states is not available"),
     ],
     ids=str,
 )
 def test_verify_refuses_before_any_work(options: dict[str, Any], message: str) -> None:
-    calls: list[int] = []
-    with saccade.sparsify(tiny.llama(), specs(4, "verify")["quest"]):
-        hook = tiny.llama().get_decoder().register_forward_pre_hook(lambda m, a: calls.append(1))
+    """A configuration is looked at behind another: this model's own asks for beams."""
+    model, calls = tiny.fresh(), list[int]()
+    model.generation_config.num_beams = 2 if "generation_config" in options else 1
+    with saccade.sparsify(model, specs(4, "verify")["quest"]):
+        model.get_decoder().register_forward_pre_hook(lambda m, a: calls.append(1))
         with pytest.raises(saccade.UnsupportedModelError, match=message):
-            generate(tiny.llama(), **options)
-        hook.remove()
+            model.generate(tiny.prompt(), **options)
     assert not calls
 
 
