@@ -50,7 +50,7 @@ def run(policy: str, way: str) -> tuple[torch.Tensor, saccade.RunStats, OracleOb
 def test_sets_are_the_oracles(policy: str, way: str) -> None:
     """Through beams that reorder rows, drafts that are cropped, chunks, turns, padding and static buffers."""
     _, stats, checker = run(policy, way)
-    assert checker.seen and stats.share_attended < 0.9
+    assert checker.seen and stats.share_attended < 1
     if way in SPECULATIVE:
         assert stats.steps >= NEW - 1  # rejected drafts decode too
     else:
