@@ -131,20 +131,6 @@ def test_lengths_on_the_device_change_nothing(name: str, batch: str) -> None:
     assert_same(results[2], results[0])
 
 
-@ON_DEVICE
-def test_the_cache_is_a_plain_one_again_afterwards() -> None:
-    """Another run, or stock attention, goes on where the steps ended."""
-    model, results = tiny.fresh("llama"), []
-    for replayed in (False, True):
-        decoding = Decoding(model, "dense", "several")
-        (decoding.on_device if replayed else decoding.on_host)(2)
-        decoding.run.restore()
-        decoding.on_host(3)
-        assert all(int(layer.get_seq_length()) == 30 + 5 for layer in decoding.cache.layers)
-        results.append(decoding.end())
-    assert_same(results[1], results[0])
-
-
 def to_meta(decoding: Decoding) -> None:
     """Everything that a device would hold, without its content."""
     decoding.model.to("meta")
@@ -238,19 +224,6 @@ def test_a_host_length_step_is_seen_to_read() -> None:
     with watching(), pytest.raises((AssertionError, RuntimeError)):
         decoding.model(torch.zeros((1, 1), dtype=torch.int64, device="meta"), past_key_values=decoding.cache)
     decoding.run.restore()
-
-
-@ON_DEVICE
-def test_what_happens_undone_is_not_counted() -> None:
-    """As around warm-ups."""
-    decoding = Decoding(tiny.llama(), "dense", "one")
-    counters = decoding.run.counters
-    with counters.undone():
-        decoding.on_device(2)
-    assert decoding.run.stats().steps == 0
-    decoding.on_device(1)
-    assert decoding.run.stats().layers[0].tokens == 23 + 3
-    assert decoding.end()[1].steps == 1
 
 
 @pytest.mark.parametrize(

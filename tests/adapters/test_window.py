@@ -205,34 +205,6 @@ def test_verification_gives_stocks_tokens(name: str, way: str) -> None:
         assert torch.equal(torch.as_tensor(found), torch.as_tensor(stock))
 
 
-@pytest.mark.parametrize("layer", [0, 3, 4])
-@torch.no_grad()
-def test_an_interrupted_pass_is_made_up_for(layer: int) -> None:
-    """Whichever layers it has reached."""
-    model, tokens = hybrid("gemma3_text").double(), tiny.prompt(9, seed=3)
-
-    def decode(interrupted: bool) -> Tensor:
-        with saccade.sparsify(model, f"{SPECS[0]},rectify={EVERY}") as run:
-            cache = DynamicCache(config=model.config)
-            model(tiny.prompt(), past_key_values=cache)
-            logits = []
-            for number, token in enumerate(tokens[0]):
-                if interrupted and number == EVERY:
-                    hook = model.model.layers[layer].register_forward_pre_hook(_raise)
-                    with pytest.raises(KeyboardInterrupt):
-                        model(token[None, None], past_key_values=cache)
-                    hook.remove()
-                logits.append(model(token[None, None], past_key_values=cache).logits)
-            assert cache.get_seq_length() == 39 and run.stats().dense_passes == 2
-            return torch.cat(logits, dim=1)
-
-    torch.testing.assert_close(decode(True), decode(False), rtol=0, atol=1e-4)
-
-
-def _raise(module: Any, args: Any) -> None:
-    raise KeyboardInterrupt
-
-
 @FORGETS
 @pytest.mark.parametrize("rectify", ["1", "2", "1:verify"])
 def test_an_assistant_is_rectified_too(rectify: str) -> None:
@@ -319,14 +291,10 @@ def test_windows_above_all_full_attention_are_known_too(name: str) -> None:
 
 def test_other_caches_are_refused() -> None:
     model = hybrid("gemma3_text")
-    caches = {
-        "DynamicLayer": DynamicCache(),
-        "StaticSlidingWindowLayer": StaticCache(config=model.config, max_cache_len=64),
-    }
-    with saccade.sparsify(model, f"{SPECS[0]},rectify={EVERY}"), torch.no_grad():
-        for told, cache in caches.items():
-            with pytest.raises(saccade.UnsupportedModelError, match=f"{told} does not .* DynamicCache.config="):
-                model(tiny.prompt(), past_key_values=cache)
+    cache = StaticCache(config=model.config, max_cache_len=64)
+    told = pytest.raises(saccade.UnsupportedModelError, match=r"StaticSliding.* does not .* DynamicCache.config=")
+    with saccade.sparsify(model, f"{SPECS[0]},rectify={EVERY}"), torch.no_grad(), told:
+        model(tiny.prompt(), past_key_values=cache)
 
 
 def test_masks_by_kind_are_refused_where_tokens_run_again() -> None:
