@@ -16,7 +16,7 @@ from saccade.types import KVView, Selection
 
 from . import tiny
 from .checking import OracleObserver
-from .ways import BARE, NEW, WAYS, by_kind, generate, offered
+from .ways import BARE, NEW, WAYS, by_kind, generate, offered, paired
 
 BUDGET = 9
 KINDS = ("quest", *BARE)
@@ -57,7 +57,7 @@ def test_sets_are_the_oracles(policy: str, way: str) -> None:
         assert stats.steps == STEPS.get(way, NEW - 1)
 
 
-@pytest.mark.parametrize(("policy", "dtype"), zip(KINDS, [torch.bfloat16, torch.float16] * 2, strict=True), ids=str)
+@pytest.mark.parametrize(("policy", "dtype"), paired(KINDS, [torch.bfloat16, torch.float16]), ids=str)
 def test_sets_are_the_oracles_in_half_precision(policy: str, dtype: torch.dtype) -> None:
     """Scores come from the rounded keys of the cache, in float32."""
     spec = tiny.spec(policy, BUDGET)
