@@ -28,14 +28,12 @@ from saccade.adapters.hf.call import Call, Caller, Callers
         ({"prompt": 7, "decoding": True}, 6, 1, 0),
         ({"prompt": 7, "purpose": "draft"}, 7, 1, 0),
         ({"prompt": 7, "purpose": "dense"}, 7, 1, 1),
+        ({"prompt": 7, "purpose": "check"}, 7, 5, 5),
     ],
 )
 def test_positions_are_prompt_or_decode(known: dict[str, Any], past: int, queries: int, prompt: int) -> None:
-    assert Caller(**known).call(past, queries) == Call(past, queries, prompt)
-
-
-def test_a_pass_over_drafts_is_dense_again() -> None:
-    assert Caller(prompt=7, purpose="check").call(7, 5) == Call(7, 5, 5, again=True)
+    again = known.get("purpose") == "check"
+    assert Caller(**known).call(past, queries) == Call(past, queries, prompt, again=again)
 
 
 def test_what_was_known_before_holds_again() -> None:

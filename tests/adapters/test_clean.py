@@ -14,8 +14,8 @@ import saccade
 
 from . import tiny
 from .rectified import twin
-from .test_chunks import CLUSTERS, letters
 from .test_put_back import in_layer
+from .tiny import CLUSTERS, LETTERS
 
 EVERY = 3
 POLICIES = {"quest:page=4,dense_layers=1": 28, CLUSTERS.replace(",budget=16", ""): 24}
@@ -45,7 +45,7 @@ def test_whatever_is_done_the_rule_is_the_same(policy: str, seed: int) -> None:
     watching, text = Unclean(), "lychee" in policy
     hook = model.get_decoder().layers[0].register_forward_pre_hook(lambda module, args: fed.append(args[0].shape[1]))
     spec = f"{policy},budget={budget},rectify={EVERY}"
-    with saccade.sparsify(model, spec, tokenizer=letters(), observers=(watching,)) as run:
+    with saccade.sparsify(model, spec, tokenizer=LETTERS, observers=(watching,)) as run:
         model(ids, past_key_values=cache)
         clean = seen = 20
         for number in range(40):

@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
-from typing import Any
 
 import pytest
 import torch
 
 import saccade
 from forcing import sparse_below_the_budget
-from walking import crossed
 
 from . import tiny
-from .ways import HARD, NEW, STATIC_RECTIFIED, WAYS, every_time
+from .ways import BARE, INDEXED, NEW, STATIC_RECTIFIED, WAYS, by_kind
 
 
 @functools.cache
@@ -31,24 +28,18 @@ def check(policy: str, way: str) -> None:
     assert tokens.tolist() == expected.tolist()
 
 
-INDEXED_ALIKE = "token_clusters"
-"""Its index comes and goes as that of `lychee_cluster` does, which meets all ways; this one the hard ones."""
-
-
-def with_ways(every_time: Callable[[Any, Any], bool]) -> list[Any]:
-    others = [name for name in tiny.COVERING if name != INDEXED_ALIKE]
-    return [*crossed(others, WAYS, every_time), *((INDEXED_ALIKE, way) for way in HARD)]
-
-
-@pytest.mark.parametrize(("policy", "way"), with_ways(every_time))
+@pytest.mark.parametrize(("policy", "way"), by_kind(tiny.COVERING, also=("tidal-query", "tidal, rectified")))
 def test_same_tokens_as_stock_on_the_sparse_path(policy: str, way: str, request: pytest.FixtureRequest) -> None:
-    if policy in ("resa", "tidal, rectified") and "static" in way:
+    if policy == "tidal, rectified" and "static" in way:
         request.applymarker(STATIC_RECTIFIED)
     with sparse_below_the_budget():
         check(policy, way)
 
 
-@pytest.mark.parametrize(("policy", "way"), with_ways(lambda policy, way: policy == "quest" or way == "left-padded"))
+SHORTCUTS = [*((kind, "left-padded") for kind in (*BARE, *INDEXED)), ("quest", "beams"), ("quest", "assisted")]
+
+
+@pytest.mark.parametrize(("policy", "way"), SHORTCUTS)
 def test_same_tokens_as_stock_by_the_dense_shortcut(policy: str, way: str) -> None:
     check(policy, way)
 

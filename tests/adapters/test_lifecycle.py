@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,6 @@ import torch
 from transformers import AutoModelForCausalLM, CompileConfig, DynamicCache, PreTrainedModel, StaticCache
 
 import saccade
-from walking import in_turn
 
 from . import tiny
 from .checking import OracleObserver
@@ -42,12 +42,8 @@ def logits(model: Any) -> torch.Tensor:
     return model(tiny.prompt(1), past_key_values=cache).logits
 
 
-# --- restore -----------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
-    ("spec", "attention"),
-    in_turn([*(tiny.spec(policy, BUDGET) for policy in tiny.POLICIES), VERIFIED], ["sdpa", "eager"]),
+    ("spec", "attention"), [("dense", "sdpa"), (tiny.spec("quest", BUDGET), "eager"), (VERIFIED, "sdpa")]
 )
 def test_restore_gives_back_the_stock_model(spec: str, attention: str) -> None:
     model = tiny.fresh(attention=attention)
@@ -62,24 +58,12 @@ def test_restore_gives_back_the_stock_model(spec: str, attention: str) -> None:
     assert torch.equal(logits(model), expected)
 
 
-def test_restore_after_a_failed_forward() -> None:
+def test_restore_gives_back_what_stood_on_the_instance() -> None:
     model = tiny.fresh()
-    before, expected = traces(model), logits(model)
-    with pytest.raises(IndexError), saccade.sparsify(model, tiny.spec("quest", BUDGET)):
-        generate(model, torch.tensor([[tiny.VOCABULARY + 5]]))
-    assert traces(model) == before and torch.equal(logits(model), expected)
-
-
-def test_a_failed_call_leaves_the_run_usable() -> None:
-    model = tiny.llama()
-    with saccade.sparsify(model, tiny.spec("quest", BUDGET)) as run:
-        expected = generate(model)
-        with pytest.raises(IndexError):
-            generate(model, torch.tensor([[tiny.VOCABULARY + 5]]))
-        steps = run.stats().steps
-        logits(model)  # outside `generate` the first call is the prompt again
-        assert run.stats().steps == steps + 1
-        assert generate(model) == expected
+    model.generate = stood = functools.partial(model.generate)
+    with saccade.sparsify(model, "dense"):
+        assert model.generate is not stood
+    assert model.generate is stood
 
 
 def test_failed_attachment_leaves_nothing() -> None:
@@ -107,9 +91,6 @@ def test_restore_twice_is_once() -> None:
     other.restore()
 
 
-# --- errors of use -----------------------------------------------------------------------------------------------
-
-
 def test_a_restored_run_is_over() -> None:
     run = saccade.sparsify(tiny.llama(), "dense")
     run.restore()
@@ -118,56 +99,6 @@ def test_a_restored_run_is_over() -> None:
     with pytest.raises(saccade.AttachmentError, match="restored"), run.decoding():
         pass
     assert "restored" in repr(run) and run.stats().steps == 0
-
-
-def test_the_attention_name_without_a_run_is_an_error() -> None:
-    saccade.sparsify(tiny.llama(), "dense").restore()
-    model = tiny.fresh()
-    model.set_attn_implementation("saccade")
-    with pytest.raises(saccade.AttachmentError, match="not attached"):
-        model(tiny.prompt())
-
-
-# --- several models ----------------------------------------------------------------------------------------------
-
-
-def test_two_models_do_not_mix() -> None:
-    first, second, stock = tiny.fresh(seed=0), tiny.fresh(seed=1), tiny.fresh(seed=2)
-    alone = {}
-    for model, policy in ((first, "quest"), (second, "tidal")):
-        with saccade.sparsify(model, tiny.spec(policy, BUDGET)):
-            alone[model] = generate(model)
-    expected = generate(stock)
-    with (
-        saccade.sparsify(first, tiny.spec("quest", BUDGET)) as one,
-        saccade.sparsify(second, tiny.spec("tidal", BUDGET)) as two,
-    ):
-        assert generate(first) == alone[first]
-        assert generate(second) == alone[second]
-        assert generate(stock) == expected
-        assert one.stats().steps == two.stats().steps == 7
-
-
-@torch.no_grad()
-def test_interleaved_calls_do_not_mix() -> None:
-    """Two models, and two sequences of each, one token each in turn."""
-    models = [tiny.fresh(seed=0), tiny.fresh(seed=1)]
-    starts = [(model, ids) for model in models for ids in (tiny.prompt(), tiny.prompt(25, seed=1))]
-    with (
-        saccade.sparsify(models[0], tiny.spec("quest", BUDGET)),
-        saccade.sparsify(models[1], tiny.spec("less_is_more", BUDGET)),
-    ):
-        expected = [tiny.by_hand(model, ids, 6).tolist() for model, ids in starts]
-        sequences, caches = [ids for _, ids in starts], [DynamicCache() for _ in starts]
-        for _ in range(6):
-            for i, (model, _) in enumerate(starts):
-                step = sequences[i][:, caches[i].get_seq_length() :]
-                new = model(step, past_key_values=caches[i]).logits[:, -1:].argmax(-1)
-                sequences[i] = torch.cat((sequences[i], new), dim=1)
-    assert [ids.tolist() for ids in sequences] == expected
-
-
-# --- one cache, many calls ---------------------------------------------------------------------------------------
 
 
 @torch.no_grad()
@@ -180,15 +111,13 @@ def test_a_copied_cache_continues_on_its_own() -> None:
         model(torch.tensor([[3]]), past_key_values=cache)
         twin = copy.deepcopy(cache)
         assert twin.layers[0].keys.data_ptr() != cache.layers[0].keys.data_ptr()
-        results = {}
-        for token in (5, 6):
-            for name, one in (("cache", cache), ("twin", twin)):
-                results[name, token] = model(
-                    torch.tensor([[token if name == "cache" else 5]]), past_key_values=one
-                ).logits
-        assert torch.equal(results["cache", 5], results["twin", 5])
-        assert not torch.equal(results["cache", 6], results["twin", 6])
-        assert run.stats().steps == 5, "copies count for the same run"
+        results = []
+        # The first token is the same for both; in the others, which fill a page of each, they differ.
+        for number in range(6):
+            fed = (torch.tensor([[5]]), cache), (torch.tensor([[5 + number]]), twin)
+            results.append([model(ids, past_key_values=one).logits for ids, one in fed])
+        assert torch.equal(*results[0]) and not torch.equal(*results[1])
+        assert run.stats().steps == 13, "copies count for the same run"
 
 
 @torch.no_grad()
@@ -213,23 +142,16 @@ def test_a_copied_cache_is_seen_by_the_same_observers() -> None:
 @torch.no_grad()
 def test_the_cache_outlives_its_run() -> None:
     """After restore, the stock model continues on the same cache, and then another run does."""
-    model, ids = tiny.llama(), tiny.prompt(20)
-    reference = model(torch.cat((ids, tiny.prompt(4, seed=3)), dim=1)).logits[:, 20:]
+    model, ids, fed = tiny.llama(), tiny.prompt(20), tiny.prompt(4, seed=3)
+    cache = DynamicCache()
     with saccade.sparsify(model, tiny.spec("quest")):
-        cache = model(ids, use_cache=True).past_key_values
-        got = [model(tiny.prompt(4, seed=3)[:, :1], past_key_values=cache).logits]
-    got.append(model(tiny.prompt(4, seed=3)[:, 1:2], past_key_values=cache).logits)
-    spec = tiny.spec("tidal", BUDGET)
-    with saccade.sparsify(model, tiny.spec("tidal")):
-        got.append(model(tiny.prompt(4, seed=3)[:, 2:3], past_key_values=cache).logits)
-    cache.crop(-1)
-    got[-1] = model(tiny.prompt(4, seed=3)[:, 2:], past_key_values=cache).logits
-    torch.testing.assert_close(torch.cat(got, dim=1), reference, rtol=0, atol=1e-4)
-    cache.reset()
-    with saccade.sparsify(model, spec, observers=(OracleObserver(spec),)) as run:
         model(ids, past_key_values=cache)
-        model(ids[:, :1], past_key_values=cache)
-        assert run.stats().steps == 1
+        logits = [model(fed[:, :1], past_key_values=cache).logits]
+    logits.append(model(fed[:, 1:2], past_key_values=cache).logits)
+    with saccade.sparsify(model, tiny.spec("tidal")):
+        logits.append(model(fed[:, 2:], past_key_values=cache).logits)
+    reference = model(torch.cat((ids, fed), dim=1)).logits[:, 20:]
+    torch.testing.assert_close(torch.cat(logits, dim=1), reference, rtol=0, atol=1e-4)
 
 
 @pytest.mark.parametrize("kind", ["dynamic", "static"])
@@ -276,10 +198,7 @@ def test_rows_may_leave_and_multiply() -> None:
         assert cache.layers[0].keys.shape == (2, 2, 24, 8)
 
 
-# --- gradient modes ----------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("policy", tiny.POLICIES)
+@pytest.mark.parametrize("policy", ["quest", "less_is_more"])
 def test_a_loop_without_no_grad(policy: str) -> None:
     """Many a hand-written loop forgets `no_grad`; stock models run it."""
     with saccade.sparsify(tiny.llama(), tiny.spec(policy, BUDGET), recall=True) as run:
@@ -290,7 +209,7 @@ def test_a_loop_without_no_grad(policy: str) -> None:
         assert run.stats().recall == pytest.approx(recall)
 
 
-@pytest.mark.parametrize("policy", tiny.POLICIES)
+@pytest.mark.parametrize("policy", ["quest", "tidal"])
 def test_a_cache_may_cross_inference_mode(policy: str) -> None:
     """Buffers made inside `inference_mode` are written outside of it, and the other way round."""
     model, spec = tiny.llama(), tiny.spec(policy, BUDGET)
@@ -308,9 +227,6 @@ def test_a_cache_may_cross_inference_mode(policy: str) -> None:
             assert run.stats().steps == 22
 
 
-# --- compilation -------------------------------------------------------------------------------------------------
-
-
 def test_generate_does_not_compile(monkeypatch: pytest.MonkeyPatch) -> None:
     """With a static cache on an accelerator, transformers compiles on its own; it would recompile at every step."""
     config = CompileConfig()
@@ -324,22 +240,6 @@ def test_generate_does_not_compile(monkeypatch: pytest.MonkeyPatch) -> None:
         generate(tiny.llama(), cache_implementation="static", compile_config=config)
     with pytest.raises(AssertionError, match="compiles"):
         generate(tiny.llama(), cache_implementation="static", compile_config=config)
-
-
-# --- speculation -------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("policy", tiny.SPARSE)
-def test_a_sparse_assistant_drafts_for_a_dense_model(policy: str) -> None:
-    """Assisted decoding is exact whatever the draft; the two models' caches do not meet."""
-    main, drafter = tiny.fresh(), tiny.fresh()
-    stock = generate(main)
-    with saccade.sparsify(drafter, tiny.spec(policy, BUDGET)) as run:
-        assert generate(main, assistant_model=drafter) == stock
-        assert run.stats().steps > 0
-
-
-# --- wrappers ----------------------------------------------------------------------------------------------------
 
 
 def lora(model: PreTrainedModel) -> peft.PeftModel:
@@ -365,7 +265,7 @@ def test_peft_lora() -> None:
     assert generate(model) == stock
 
 
-@pytest.mark.parametrize("device_map", ["cpu", {"": "cpu"}, {"model": "cpu", "lm_head": "cpu"}], ids=str)
+@pytest.mark.parametrize("device_map", ["cpu", {"model": "cpu", "lm_head": "cpu"}], ids=str)
 def test_device_map_of_one_device(device_map: Any, tmp_path: Path) -> None:
     """accelerate's hooks stay in place."""
     tiny.fresh().save_pretrained(tmp_path)
@@ -385,19 +285,6 @@ def test_peft_prompt_learning_is_refused() -> None:
     model = peft.get_peft_model(tiny.fresh(), config).eval()
     with pytest.raises(saccade.UnsupportedModelError, match="PROMPT_TUNING adds virtual tokens"):
         saccade.sparsify(model, "dense")
-
-
-def test_restore_gives_back_what_stood_on_the_instance() -> None:
-    model = tiny.fresh()
-    stock = model.generate
-
-    def wrapped(*arguments: Any, **options: Any) -> Any:
-        return stock(*arguments, **options)
-
-    model.generate = wrapped
-    with saccade.sparsify(model, "dense"):
-        assert model.generate is not wrapped
-    assert model.generate is wrapped
 
 
 @torch.no_grad()

@@ -33,57 +33,45 @@ def a_pipeline() -> object:
     return saccade.sparsify(pipeline("text-generation", model=fresh(), tokenizer=tokenizer), SPEC)
 
 
-def training() -> object:
-    return decode(fresh().train())
-
-
-def training_later() -> object:
-    model = fresh()
-    with saccade.sparsify(model, SPEC):
-        model.train()
-        return model.generate(prompt(), max_new_tokens=4)
-
-
-def twice() -> object:
-    model = fresh()
-    with saccade.sparsify(model, SPEC):
-        return saccade.sparsify(model, "quest")
-
-
-def other_attention() -> object:
-    model = fresh()
-    with saccade.sparsify(model, SPEC):
-        model.set_attn_implementation("eager")
-        return model.generate(prompt(), max_new_tokens=4)
-
-
-def right_padding() -> object:
-    rows, model = padded([30, 20]), fresh()
-    with saccade.sparsify(model, SPEC):
-        return model.generate(**{name: given.flip(1) for name, given in rows.items()}, max_new_tokens=4)
-
-
-def a_tuple_of_tensors() -> object:
-    model = fresh()
-    with saccade.sparsify(model, SPEC):
-        cache = model(prompt()).past_key_values
-        return model(prompt()[:, -1:], past_key_values=tuple((layer.keys, layer.values) for layer in cache.layers))
-
-
-def gradients() -> object:
-    model = fresh()
-    with saccade.sparsify(model, SPEC):
-        cache = model(prompt()).past_key_values
-        return model(prompt()[:, -1:], past_key_values=cache).logits.sum().backward()
-
-
-def compiled(how: Callable[[Any], Any]) -> Callable[[], object]:
-    """The model as `how` gives it, or changes it where it gives None."""
+def attached(use: Callable[[Any], object]) -> Callable[[], object]:
+    """What somebody does with a model while a policy is attached."""
 
     def attach() -> object:
         model = fresh()
-        changed = how(model)
-        return decode(model if changed is None else changed)
+        with saccade.sparsify(model, SPEC):
+            return use(model)
+
+    return attach
+
+
+def generate(model: Any, given: Any = None) -> object:
+    return model.generate(**{"input_ids": prompt()} if given is None else given, max_new_tokens=4)
+
+
+def other_attention(model: Any) -> object:
+    model.set_attn_implementation("eager")
+    return generate(model)
+
+
+def right_padding(model: Any) -> object:
+    return generate(model, {name: given.flip(1) for name, given in padded([30, 20]).items()})
+
+
+def a_tuple_of_tensors(model: Any) -> object:
+    held = model(prompt()).past_key_values
+    return model(prompt(1), past_key_values=tuple((layer.keys, layer.values) for layer in held.layers))
+
+
+def gradients(model: Any) -> object:
+    return model(prompt(1), past_key_values=model(prompt()).past_key_values).logits.sum().backward()
+
+
+def changed(how: Callable[[Any], object]) -> Callable[[], object]:
+    """A policy is attached to a model that somebody has changed."""
+
+    def attach() -> object:
+        how(model := fresh())
+        return decode(model)
 
     return attach
 
@@ -92,74 +80,47 @@ def a_compiled_forward(model: Any) -> None:
     model.forward = torch.compile(model.forward, backend="eager")
 
 
-def compiled_later() -> object:
-    model = fresh()
-    with saccade.sparsify(model, SPEC):
-        return torch.compile(model, backend="eager")(prompt())
-
-
-UNSUPPORTED, ATTACHED, POLICY = saccade.UnsupportedModelError, saccade.AttachmentError, saccade.PolicyError
-PLAIN = "attach to the plain model"
-
-MISTAKES: dict[str, tuple[Callable[[], object], type[Exception], tuple[str, ...]]] = {
-    "a name for a model": (
-        lambda: saccade.sparsify("org/name", SPEC),
-        UNSUPPORTED,
-        ("'org/name'", "AutoModelForCausalLM.from_pretrained"),
-    ),
-    "no model": (lambda: saccade.sparsify(None, SPEC), UNSUPPORTED, ("None", "AutoModelForCausalLM")),
-    "a pipeline": (a_pipeline, UNSUPPORTED, ("TextGenerationPipeline", "pass its .model")),
-    "no policy": (lambda: saccade.sparsify(fresh(), None), POLICY, ("policy=None", "'tidal:budget=64'")),  # type: ignore[arg-type]
-    "a typo": (lambda: saccade.sparsify(fresh(), "tidl"), POLICY, ("'tidl'", "did you mean tidal?")),
-    "a layer that is not there": (
-        lambda: saccade.sparsify(fresh(), "tidal:reselect=99"),
-        POLICY,
-        ("reselect=99", "valid layers are 2 to 3"),
-    ),
-    "a recipe of another model": (
-        lambda: saccade.sparsify(fresh(), "recipe:qwen3-8b"),
-        POLICY,
-        ("recipe:qwen3-8b belongs to another model", "layers=36", "layers=4"),
-    ),
-    "no recipe": (lambda: saccade.sparsify(fresh(), "auto"), POLICY, ("'auto'", "saccade calibrate layers")),
-    "attached twice": (twice, ATTACHED, (f"attached with {SPEC}", "restore()")),
-    "another attention while attached": (other_attention, ATTACHED, ("'eager'", "restore()")),
-    "training mode": (training, UNSUPPORTED, ("training mode", "model.eval()")),
-    "training mode while attached": (training_later, UNSUPPORTED, ("training mode", "model.eval()")),
-    "gradients of decoded tokens": (gradients, UNSUPPORTED, ("gradient", "torch.no_grad()")),
-    "use_cache=False": (asking(use_cache=False), UNSUPPORTED, ("use_cache=False", "leave it out")),
-    "a quantised cache": (
-        asking(cache_implementation="quantized"),
-        UNSUPPORTED,
-        ("cache_implementation='quantized'", "leave it out"),
-    ),
-    "an offloaded cache": (
-        asking(cache_implementation="offloaded"),
-        UNSUPPORTED,
-        ("cache_implementation='offloaded'", "leave it out"),
-    ),
-    "a cache of tensors": (a_tuple_of_tensors, UNSUPPORTED, ("type tuple", "pass a DynamicCache")),
-    "weights of attention": (
-        asking(output_attentions=True, return_dict_in_generate=True),
-        UNSUPPORTED,
-        ("output_attentions=True", "leave it out"),
-    ),
-    "right padding": (right_padding, UNSUPPORTED, ("attention mask", "padding_side='left'")),
-    "torch.compile": (compiled(torch.compile), UNSUPPORTED, ("torch.compile", PLAIN)),
-    "model.compile()": (compiled(lambda model: model.compile()), UNSUPPORTED, ("torch.compile", PLAIN)),
-    "compiled layers": (
-        compiled(lambda model: [layer.compile() for layer in model.model.layers] and None),
-        UNSUPPORTED,
-        ("torch.compile", PLAIN),
-    ),
-    "a compiled forward": (compiled(a_compiled_forward), UNSUPPORTED, ("torch.compile", PLAIN)),
-    "torch.compile while attached": (compiled_later, UNSUPPORTED, ("torch.compile", PLAIN)),
+COMPILED = ("torch.compile", "attach to the plain model")
+MISTAKES: dict[type[Exception], dict[str, tuple[Any, ...]]] = {
+    saccade.PolicyError: {
+        "no policy": (lambda: saccade.sparsify(fresh(), None), "policy=None", "'tidal:budget=64'"),  # type: ignore[arg-type]
+        "a typo": (lambda: saccade.sparsify(fresh(), "tidl"), "'tidl'", "did you mean tidal?"),
+        "no such layer": (lambda: saccade.sparsify(fresh(), "tidal:reselect=99"), "reselect=99", "layers are 2 to 3"),
+        "a recipe of another model": (
+            lambda: saccade.sparsify(fresh(), "recipe:qwen3-8b"),
+            *("recipe:qwen3-8b belongs to another model", "layers=36", "layers=4"),
+        ),
+        "no recipe": (lambda: saccade.sparsify(fresh(), "auto"), "'auto'", "saccade calibrate layers"),
+    },
+    saccade.AttachmentError: {
+        "twice": (attached(lambda model: saccade.sparsify(model, "quest")), f"attached with {SPEC}", "restore()"),
+        "another attention while attached": (attached(other_attention), "'eager'", "restore()"),
+    },
+    saccade.UnsupportedModelError: {
+        "a name for a model": (lambda: saccade.sparsify("org/name", SPEC), "'org/name'", "LM.from_pretrained"),
+        "no model": (lambda: saccade.sparsify(None, SPEC), "None", "AutoModelForCausalLM"),
+        "a pipeline": (a_pipeline, "TextGenerationPipeline", "pass its .model"),
+        "training mode": (lambda: decode(fresh().train()), "training mode", "model.eval()"),
+        "training later": (attached(lambda model: generate(model.train())), "training mode", "model.eval()"),
+        "gradients of decoded tokens": (attached(gradients), "gradient", "torch.no_grad()"),
+        "use_cache=False": (asking(use_cache=False), "use_cache=False", "leave it out"),
+        "a quantised cache": (asking(cache_implementation="quantized"), "n='quantized'", "leave it out"),
+        "an offloaded cache": (asking(cache_implementation="offloaded"), "n='offloaded'", "leave it out"),
+        "a cache of tensors": (attached(a_tuple_of_tensors), "type tuple", "pass a DynamicCache"),
+        "weights of attention": (asking(output_attentions=True), "output_attentions=True", "leave it out"),
+        "right padding": (attached(right_padding), "attention mask", "padding_side='left'"),
+        "torch.compile": (lambda: decode(torch.compile(fresh())), *COMPILED),
+        "model.compile()": (changed(lambda model: model.compile()), *COMPILED),
+        "compiled layers": (changed(lambda model: [layer.compile() for layer in model.model.layers]), *COMPILED),
+        "a compiled forward": (changed(a_compiled_forward), *COMPILED),
+        "compiled later": (attached(lambda model: torch.compile(model, backend="eager")(prompt())), *COMPILED),
+    },
 }
 
 
-@pytest.mark.parametrize("mistake", MISTAKES)
-def test_a_mistake_is_answered_in_one_line(mistake: str) -> None:
-    make, kind, words = MISTAKES[mistake]
+@pytest.mark.parametrize(("kind", "mistake"), [(kind, one) for kind, those in MISTAKES.items() for one in those])
+def test_a_mistake_is_answered_in_one_line(kind: type[Exception], mistake: str) -> None:
+    make, *words = MISTAKES[kind][mistake]
     with pytest.raises(kind) as error:
         make()
     message = str(error.value)
@@ -168,17 +129,11 @@ def test_a_mistake_is_answered_in_one_line(mistake: str) -> None:
     assert all(word in message for word in words), message
 
 
-# --- what is done instead of refused --------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("attention", ["eager", "flex_attention"])
 def test_any_attention_that_a_model_came_with_is_replaced(attention: str) -> None:
     model = fresh(attention=attention)
     assert torch.equal(decode(model), decode(fresh()))
     assert model.config._attn_implementation == attention
-
-
-# --- what is said and not refused -----------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

@@ -126,27 +126,28 @@ def test_a_call_that_fails_leaves_nothing_behind(policy: str) -> None:
             torch.testing.assert_close(again, undisturbed, rtol=0, atol=1e-5)
 
 
-@pytest.mark.parametrize("failing", ["third layer", "mask_with_holes", "a_prompt"])
-@pytest.mark.parametrize("policy", ["quest", "tidal", "dense"])
-def test_a_static_cache_too(policy: str, failing: str) -> None:
-    model = tiny.llama()
-    with saccade.sparsify(model, SMALLEST.get(policy, policy)):
-        caches = [StaticCache(config=model.config, max_cache_len=48) for _ in range(2)]
-        undisturbed = decoded(model, caches[0], {}, grown=False)
-        again = decoded(model, caches[1], {2: FAILING[failing]}, grown=False)
-    torch.testing.assert_close(again, undisturbed, rtol=0, atol=1e-5)
-
-
-@pytest.mark.parametrize("failing", ["third layer", "mask_with_holes", "interrupted"])
-@pytest.mark.parametrize("policy", ["streaming:budget=5", "quest:page=4,budget=4,rectify=3"])
-def test_windows_beside_full_attention_too(policy: str, failing: str) -> None:
-    """Layers of stock's own hold what they held, beyond the window's width."""
+def windowed() -> Any:
     kinds = ["sliding_attention", "full_attention"] * 2
-    model = fresh("gemma3_text", sliding_window=8, head_dim=8, layer_types=kinds)
-    answers = []
-    for fails in ({}, {0: FAILING[failing], 4: FAILING[failing]}):
-        with saccade.sparsify(model, policy):
-            answers.append(decoded(model, DynamicCache(config=model.config), fails))
+    return fresh("gemma3_text", sliding_window=8, head_dim=8, layer_types=kinds)
+
+
+OTHERS = [
+    *(("static", policy, failing) for policy in ("quest", "tidal") for failing in ("third layer", "a_prompt")),
+    *(("static", "dense", "mask_with_holes"), ("windows", "streaming", "third layer")),
+    *(("windows", "quest, rewritten", failing) for failing in ("mask_with_holes", "interrupted", "last layer")),
+]
+
+
+@pytest.mark.parametrize(("kind", "policy", "failing"), OTHERS)
+def test_static_caches_and_windows_beside_full_attention_too(kind: str, policy: str, failing: str) -> None:
+    """Layers of stock's own hold what they held, beyond the window's width."""
+    model, answers = tiny.llama() if kind == "static" else windowed(), []
+    spec, places = SMALLEST.get(policy, POLICIES[policy]), (2,) if kind == "static" else (0, 3, 4)
+    for fails in ({}, dict.fromkeys(places, FAILING[failing])):
+        config = model.config
+        cache = StaticCache(config=config, max_cache_len=48) if kind == "static" else DynamicCache(config=config)
+        with saccade.sparsify(model, spec):
+            answers.append(decoded(model, cache, fails, grown=kind != "static"))
     torch.testing.assert_close(answers[1], answers[0], rtol=0, atol=1e-5)
 
 

@@ -9,20 +9,17 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
-from transformers import StaticCache
 
 import saccade
 from forcing import sparse_below_the_budget
-from host_reads import watching
 from replaying import standing_in
 from saccade.adapters.hf.graph import GraphedStep, forward
 from saccade.decode.state import DecodeState
 from saccade.errors import AttachmentError, UnsupportedModelError
-from walking import among, in_turn
 
 from . import test_static_step as static
 from . import tiny
-from .ways import ON_DEVICE, STATIC_RECTIFIED, on_device
+from .ways import ON_DEVICE, STATIC_RECTIFIED, on_device, paired
 
 NEEDS_SELECTION = DecodeState.needs_selection
 
@@ -111,7 +108,7 @@ def assert_same(got: Decoding, expected: Decoding) -> None:
 
 
 @ON_DEVICE
-@pytest.mark.parametrize(("name", "batch"), in_turn(POLICIES, BATCHES))
+@pytest.mark.parametrize(("name", "batch"), paired(POLICIES, BATCHES))
 def test_replays_rectify_as_calls_do(name: str, batch: str) -> None:
     got = Decoding(POLICIES[name], batch).replays(NEW)
     assert_same(got, by_calls(name, batch))
@@ -120,24 +117,9 @@ def test_replays_rectify_as_calls_do(name: str, batch: str) -> None:
 
 
 @ON_DEVICE
-def test_a_rectified_cache_is_the_dense_one() -> None:
-    """Behind a pass, against a prefill in float64; without one, sparse steps are 100 times as far from it."""
-    model, ids = tiny.fresh("llama").double(), BATCHES["three"]["input_ids"]
-    far = []
-    for every in (EVERY, NEW):
-        decoding = Decoding(POLICIES["resa"], "three", every).replays(EVERY + 1)
-        cache = model(torch.cat((ids, decoding.tokens[:, : EVERY + 1]), dim=1)).past_key_values
-        exact = torch.cat([held.flatten() for layer in cache.layers for held in (layer.keys, layer.values)])
-        far.append(float((decoding.stored().double() - exact).norm() / exact.norm()))
-        decoding.run.restore()
-    # Each of four layers rounds the stream some ten times.
-    assert far[0] < 40 * torch.finfo(torch.float32).eps < far[1] / 100
-
-
-@ON_DEVICE
 @pytest.mark.parametrize(
     ("name", "kinds"),
-    in_turn(
+    paired(
         ["resa", "tidal", "lychee_cluster"], ["cccrrrrrrrcccccccccc", "rrrrrccrrrrrrrrrcrrr", "rrrrcrrcccccrrrcccrr"]
     ),
 )
@@ -280,32 +262,6 @@ def test_a_pass_gives_logits_of_its_own_token_alone() -> None:
 
 
 @ON_DEVICE
-@pytest.mark.parametrize("name", among(["resa", "tidal", "lychee_cluster"], ["tidal"]))
-def test_neither_a_step_nor_what_prepares_it_reads_on_the_host(name: str) -> None:
-    """On tensors without content; steps of a kind do the same, to indexes that stay."""
-    decoding = static.Decoding(tiny.fresh("llama"), f"{POLICIES[name]},rectify={EVERY}", "padded")
-    starts, past = decoding.starts, decoding.mask.shape[1]
-    static.to_meta(decoding)
-    token = torch.zeros((3, 1), dtype=torch.int64, device="meta")
-    upkeep, shapes, addresses = decoding.run.upkeep(decoding.cache, starts), {}, []
-    with decoding.run.lengths_on_device(decoding.starts):
-        for step in range(3 * (EVERY + 1)):
-            if step == 0:
-                fed = upkeep.before(past, token)
-                forward(decoding.model, decoding.cache, fed, decoding.starts)  # indexes are built
-                continue
-            with watching():
-                fed = upkeep.before(past + step, token)
-            with watching() as watched:
-                forward(decoding.model, decoding.cache, fed, decoding.starts)
-            assert fed.shape[1] == (EVERY + 1 if step % (EVERY + 1) == EVERY else 1)
-            assert shapes.setdefault(fed.shape[1], watched.shapes) == watched.shapes
-            addresses.append(static._index_memory(decoding))
-    assert all(one == addresses[0] for one in addresses)
-    decoding.run.restore()
-
-
-@ON_DEVICE
 def test_an_emptied_and_a_reordered_cache_are_refused() -> None:
     for change in (lambda cache: cache.reset(), lambda cache: cache.reorder_cache(torch.tensor([1, 0, 2]))):
         decoding = Decoding(POLICIES["resa"], "three").replays(3)
@@ -313,13 +269,6 @@ def test_an_emptied_and_a_reordered_cache_are_refused() -> None:
         with pytest.raises(AttachmentError, match="emptied, reordered"):
             decoding.replays(1)
         decoding.run.restore()
-
-
-def test_verifying_is_refused() -> None:
-    with saccade.sparsify(tiny.llama(), "resa:page=4,rectify=5:verify") as run:
-        cache = StaticCache(config=run.model.config, max_cache_len=CAPACITY)
-        with pytest.raises(UnsupportedModelError, match="5:verify compares drafts with dense logits on the host"):
-            GraphedStep(run, cache)
 
 
 @ON_DEVICE

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import DynamicCache, GenerationConfig, PreTrainedModel
+from transformers import DynamicCache, PreTrainedModel
 
 import saccade
 from forcing import sparse_below_the_budget
@@ -111,17 +111,6 @@ def test_ends_are_resolved_as_transformers_does() -> None:
     finally:
         for config in configs:
             config.eos_token_id = None
-
-
-def test_refusals_look_at_every_configuration() -> None:
-    model = tiny.llama()
-    with saccade.sparsify(model, specs(4, "verify")["quest"]):
-        model.generation_config.num_beams = 2
-        try:
-            with pytest.raises(saccade.UnsupportedModelError, match="cannot follow beams"):
-                model.generate(tiny.prompt(), generation_config=GenerationConfig(max_new_tokens=5))
-        finally:
-            model.generation_config.num_beams = 1
 
 
 def test_nothing_is_drafted_beyond_the_end() -> None:

@@ -75,7 +75,7 @@ def changed() -> list[torch.Tensor]:
 stock_changed = functools.cache(changed)
 
 
-@pytest.mark.parametrize("policy", EXACT)
+@pytest.mark.parametrize("policy", KINDS)
 def test_keys_set_by_hand_are_those_that_are_read(policy: str) -> None:
     """Behind a prompt and again between steps."""
     expected = stock_changed()
@@ -166,8 +166,9 @@ def test_keys_and_values_of_different_lengths_are_refused() -> None:
             model(prompt(1), past_key_values=cache)
 
 
-@pytest.mark.parametrize("policy", ["quest:page=4,budget=8", "exact_topk:budget=8,rectify=3", "streaming:budget=250"])
-@pytest.mark.parametrize("here", [True, False], ids=["of ours", "found"])
+@pytest.mark.parametrize(
+    ("policy", "here"), [("quest:page=4,budget=8", True), ("exact_topk:budget=8,rectify=3", False)]
+)
 @torch.no_grad()
 def test_layers_of_different_lengths_are_refused_each_time(policy: str, here: bool) -> None:
     """Also where one layer alone was cropped, by its own method; nothing of the cache has changed then."""

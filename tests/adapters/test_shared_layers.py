@@ -13,13 +13,12 @@ import saccade
 from saccade.checkpoints.shape import shape_of
 from saccade.decode.pages import PageIndexes
 from saccade.plans.cost import cost_of
-from walking import in_turn
 
 from . import tiny
 from .checking import OracleObserver
-from .test_chunks import CLUSTERS, letters
 from .test_layer_kinds import hybrid, known
-from .ways import NEW, WAYS, needs_5, offered
+from .tiny import CLUSTERS, LETTERS
+from .ways import NEW, WAYS, needs_5, offered, paired
 
 BUDGET = 9
 REFUSED_ON_4 = needs_5("saccade cannot run Gemma3nForCausalLM: found 0 plain attention layers")
@@ -60,7 +59,7 @@ def test_what_is_shared_is_read_by_all_and_written_once() -> None:
 
 
 @REFUSED_ON_4
-@pytest.mark.parametrize(("policy", "way"), in_turn(tiny.SPARSE, MANY))
+@pytest.mark.parametrize(("policy", "way"), paired(tiny.SPARSE, MANY))
 def test_sets_are_the_oracles(policy: str, way: str) -> None:
     """Of the layer's own queries and the other layer's keys; layer 3, which publishes, keeps none."""
     spec, model = tiny.spec(policy, BUDGET), gemma()
@@ -73,7 +72,7 @@ def test_sets_are_the_oracles(policy: str, way: str) -> None:
 
 @functools.cache
 def greedy(spec: str) -> list[list[int]]:
-    with saccade.sparsify(gemma(), spec, tokenizer=letters()) as run:
+    with saccade.sparsify(gemma(), spec, tokenizer=LETTERS) as run:
         said: list[list[int]] = WAYS["greedy"](gemma()).tolist()
         assert run.stats().share_attended < 0.9
     return said
@@ -85,7 +84,7 @@ def greedy(spec: str) -> list[list[int]]:
 def test_ways_agree(spec: str, way: str) -> None:
     """Several tokens of a call bring an index to the last of them before the layer that shares it sees the first."""
     expected = greedy(spec)
-    with saccade.sparsify(gemma(), spec, tokenizer=letters()):
+    with saccade.sparsify(gemma(), spec, tokenizer=LETTERS):
         assert WAYS[way](gemma()).tolist() == expected
 
 
@@ -97,7 +96,7 @@ def test_several_tokens_at_once_are_one_by_one(spec: str) -> None:
     logits = []
     for together in (1, 4, 12):
         cache = DynamicCache(config=model.config)
-        with saccade.sparsify(model, spec, tokenizer=letters()) as run:
+        with saccade.sparsify(model, spec, tokenizer=LETTERS) as run:
             model(ids, past_key_values=cache)
             with run.decoding():
                 parts = [model(piece, past_key_values=cache).logits for piece in fed.split(together, dim=1)]

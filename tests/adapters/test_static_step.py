@@ -23,13 +23,13 @@ from saccade.adapters.hf.session import Session
 from saccade.decode.rows import RowSlots
 from saccade.decode.stats import RunStats
 from saccade.errors import UnsupportedModelError
-from walking import among, crossed
+from walking import among
 
 from . import tiny
-from .test_chunks import letters
+from .tiny import LETTERS
 from .ways import ON_DEVICE, on_device
 
-CAPACITY, NEW = 64, 7
+CAPACITY, NEW, EVERY = 64, 7, 5
 CLUSTERS = "sinks=2,chunk_min=2,chunk_max=4,dense_layers=1,budget=20"
 
 POLICIES = {
@@ -47,6 +47,7 @@ POLICIES = {
     "covering": "less_is_more:reselect=3,dense_layers=1,budget=50",
 }
 """Small sets, and one that covers all rows but not the capacity."""
+REWRITTEN = ("tidal", "quest", "lychee_cluster")
 INDEXED = ("quest", "lychee_cluster")
 """These meet all batches every time, others the padded one, whose rows are both several and one."""
 
@@ -64,7 +65,7 @@ class Decoding:
 
     def __init__(self, model: PreTrainedModel, spec: str, batch: str, capacity: int = CAPACITY) -> None:
         self.model, self.given = model, self.batches[batch]
-        self.run = saccade.sparsify(model, spec, tokenizer=letters())
+        self.run = saccade.sparsify(model, spec, tokenizer=LETTERS)
         self.cache = StaticCache(config=model.config, max_cache_len=capacity)
         self.mask = self.given.get("attention_mask", torch.ones_like(self.given["input_ids"]))
         self.starts = row_starts(self.given.get("attention_mask"), self.mask.shape[0])
@@ -115,7 +116,8 @@ def assert_same(got: tuple[Tensor, RunStats], expected: tuple[Tensor, RunStats])
 
 @ON_DEVICE
 @pytest.mark.parametrize(
-    ("name", "batch"), crossed(POLICIES, BATCHES, lambda name, batch: batch == "padded" or name in INDEXED)
+    ("name", "batch"),
+    [(name, batch) for name in POLICIES for batch in BATCHES if batch == "padded" or name in INDEXED],
 )
 def test_lengths_on_the_device_change_nothing(name: str, batch: str) -> None:
     """Neither logits nor what is counted; also when steps of either kind follow each other."""
@@ -127,20 +129,6 @@ def test_lengths_on_the_device_change_nothing(name: str, batch: str) -> None:
         results.append(decoding.end())
     assert_same(results[1], results[0])
     assert_same(results[2], results[0])
-
-
-@ON_DEVICE
-def test_the_cache_is_a_plain_one_again_afterwards() -> None:
-    """Another run, or stock attention, goes on where the steps ended."""
-    model, results = tiny.fresh("llama"), []
-    for replayed in (False, True):
-        decoding = Decoding(model, "dense", "several")
-        (decoding.on_device if replayed else decoding.on_host)(2)
-        decoding.run.restore()
-        decoding.on_host(3)
-        assert all(int(layer.get_seq_length()) == 30 + 5 for layer in decoding.cache.layers)
-        results.append(decoding.end())
-    assert_same(results[1], results[0])
 
 
 def to_meta(decoding: Decoding) -> None:
@@ -155,28 +143,32 @@ def to_meta(decoding: Decoding) -> None:
     history._fed = history._fed.to("meta")
 
 
+READING = {**POLICIES, **{f"{name}, rectified": f"{POLICIES[name]},rectify={EVERY}" for name in REWRITTEN}}
+
+
 @ON_DEVICE
 @pytest.mark.parametrize(
-    "name", among(POLICIES, ("streaming", "tidal-query", "less_is_more", "quest", "top_p", "lychee_cluster"))
+    "name", among(READING, ("streaming", "less_is_more", "quest", "top_p", "lychee_cluster", "tidal, rectified"))
 )
-def test_a_step_reads_nothing_on_the_host(name: str) -> None:
-    decoding = Decoding(tiny.fresh("llama"), POLICIES[name], "padded")
-    starts, past = decoding.starts, decoding.mask.shape[1]
+def test_neither_a_step_nor_what_prepares_it_reads_on_the_host(name: str) -> None:
+    """On tensors without content; steps of a kind do the same, to indexes that stay."""
+    decoding = Decoding(tiny.fresh("llama"), READING[name], "padded")
+    starts, past, passes = decoding.starts, decoding.mask.shape[1], name not in POLICIES
     to_meta(decoding)
     token = torch.zeros((3, 1), dtype=torch.int64, device="meta")
-    upkeep, shapes = decoding.run.upkeep(decoding.cache, starts), []
+    upkeep, shapes = decoding.run.upkeep(decoding.cache, starts), dict[int, Any]()
     with decoding.run.lengths_on_device(decoding.starts):
-        upkeep.before(past, token)
-        forward(decoding.model, decoding.cache, token, decoding.starts)  # indexes are built
+        forward(decoding.model, decoding.cache, upkeep.before(past, token), decoding.starts)  # indexes are built
         addresses = _index_memory(decoding)
-        for step in range(1, 9 if name == "lychee_cluster" else 6):  # a page, and of text two chunks and more
+        # Three passes; else a page, and of text two chunks and more.
+        for step in range(1, 3 * (EVERY + 1) if passes else 9):
             with watching():
-                upkeep.before(past + step, token)
+                fed = upkeep.before(past + step, token)
             with watching() as watched:
-                forward(decoding.model, decoding.cache, token, decoding.starts)
-            shapes.append(watched.shapes)
-    assert all(one == shapes[0] for one in shapes)
-    assert len(shapes[0]) > 100 and shapes[0] == shapes[1]
+                forward(decoding.model, decoding.cache, fed, decoding.starts)
+            assert fed.shape[1] == (EVERY + 1 if passes and step % (EVERY + 1) == EVERY else 1)
+            assert shapes.setdefault(fed.shape[1], watched.shapes) == watched.shapes
+    assert len(shapes[1]) > 100
     assert _index_memory(decoding) == addresses
     assert bool(addresses) == (name.startswith(("quest", "resa", "lychee_cluster", "mass", "union")))
     decoding.run.restore()
@@ -232,19 +224,6 @@ def test_a_host_length_step_is_seen_to_read() -> None:
     with watching(), pytest.raises((AssertionError, RuntimeError)):
         decoding.model(torch.zeros((1, 1), dtype=torch.int64, device="meta"), past_key_values=decoding.cache)
     decoding.run.restore()
-
-
-@ON_DEVICE
-def test_what_happens_undone_is_not_counted() -> None:
-    """As around warm-ups."""
-    decoding = Decoding(tiny.llama(), "dense", "one")
-    counters = decoding.run.counters
-    with counters.undone():
-        decoding.on_device(2)
-    assert decoding.run.stats().steps == 0
-    decoding.on_device(1)
-    assert decoding.run.stats().layers[0].tokens == 23 + 3
-    assert decoding.end()[1].steps == 1
 
 
 @pytest.mark.parametrize(

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import gc
 import sys
 import threading
 import time
 import weakref
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -24,9 +25,9 @@ from saccade.decode.recall import RecallObserver
 from saccade.decode.stats import Rectifications
 
 from . import tiny
-from .ways import ON_DEVICE, VERSION
+from .ways import ON_DEVICE
 
-THREADS, CALLS, NEW = 2, 20, 6
+THREADS, NEW = 2, 6
 
 POLICIES = {
     "tidal": "tidal:reselect=3,dense_layers=1,budget=5",
@@ -36,8 +37,6 @@ POLICIES = {
     "verify": "resa:page=4,min_pages=1,ratio=0.1,rectify=3:verify",
 }
 """Small sets, and both modes of rectification."""
-
-Job = Callable[[], list[list[int]]]
 
 
 @pytest.fixture(autouse=True)
@@ -50,23 +49,14 @@ def _threads_take_turns_often() -> Iterator[None]:
 
 def together(*jobs: Callable[[], Any]) -> list[Any]:
     """What the jobs give, each in a thread of its own; they start at once, and the first error is raised here."""
-    barrier, results, errors = threading.Barrier(len(jobs)), [None] * len(jobs), []
+    barrier = threading.Barrier(len(jobs))
 
-    def work(number: int) -> None:
-        try:
-            barrier.wait()
-            results[number] = jobs[number]()
-        except BaseException as error:
-            errors.append(error)
+    def start(job: Callable[[], Any]) -> Any:
+        barrier.wait()
+        return job()
 
-    threads = [threading.Thread(target=work, args=(number,)) for number in range(len(jobs))]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    if errors:
-        raise errors[0]
-    return results
+    with ThreadPoolExecutor(len(jobs)) as threads:
+        return list(threads.map(start, jobs))
 
 
 def generated(model: PreTrainedModel, ids: torch.Tensor, **options: Any) -> list[list[int]]:
@@ -74,116 +64,33 @@ def generated(model: PreTrainedModel, ids: torch.Tensor, **options: Any) -> list
     return model.generate(input_ids=ids, attention_mask=mask, do_sample=False, max_new_tokens=NEW, **options).tolist()
 
 
-@torch.no_grad()
-def fed(model: PreTrainedModel, run: saccade.Run, ids: torch.Tensor) -> list[list[int]]:
-    """Choices behind every token of a second part, which decodes in one call."""
-    cache = model(ids[:, :-3], use_cache=True).past_key_values
-    with run.decoding():
-        return model(ids[:, -3:], past_key_values=cache).logits.argmax(-1).tolist()
+def paused(model: PreTrainedModel, job: Callable[[], Any], others: Callable[[], Any]) -> tuple[Any, Any]:
+    """What `job` gives, in a thread held inside its first forward call, and what `others` give, which run meanwhile."""
+    inside, go_on, held = threading.Event(), threading.Event(), list[int]()
 
+    def wait(*inputs: Any) -> None:
+        if threading.get_ident() in held and not inside.is_set():
+            inside.set()
+            assert go_on.wait(60)
 
-def job(model: PreTrainedModel, run: saccade.Run, number: int) -> Job:
-    """A call of its own: another prompt each, in the ways that people call models."""
-    ids = tiny.prompt(20 + number % 13, seed=number)
-    rows = tiny.prompt(18 + number % 5, rows=2, seed=number)
-    grows = VERSION < (5,) and run.policy.rectify is not None  # a static cache is refused there
+    def hold() -> Any:
+        held.append(threading.get_ident())
+        return job()
 
-    def held() -> Any:
-        return DynamicCache() if grows else StaticCache(config=model.config, max_cache_len=48)
-
-    verifies = "verify" in str(run.policy)
-    ways: list[Job] = [
-        lambda: generated(model, ids),
-        lambda: tiny.by_hand(model, ids, NEW).tolist(),
-        lambda: generated(model, rows) if verifies else generated(model, rows, num_beams=2),
-        lambda: fed(model, run, ids),
-        lambda: tiny.by_hand(model, rows, NEW, held()).tolist(),
-    ]
-    return ways[number // len(POLICIES) % len(ways)]
-
-
-# --- the tokens of each call alone -------------------------------------------------------------------------------
-
-
-def test_threads_give_the_tokens_of_their_calls_alone() -> None:
-    """Two threads, twenty calls each, over five attached models; nothing that was counted is lost either."""
-    models = [tiny.fresh(seed=seed) for seed in range(len(POLICIES))]
-    with ExitStack() as stack:
-        runs = [
-            stack.enter_context(saccade.sparsify(model, spec, recall=True))
-            for model, spec in zip(models, POLICIES.values(), strict=True)
-        ]
-        jobs = [job(models[number % len(models)], runs[number % len(runs)], number) for number in range(CALLS)]
-        alone = [one() for one in jobs]
-        before = [run.stats() for run in runs]
-        notes, over = [run.notes for run in runs], 0
-
-        def thread(start: int) -> list[list[list[int]]]:
-            nonlocal over
-            # The same models at the same time, never the same call.
-            order = [(start * len(POLICIES) + number) % CALLS for number in range(CALLS)]
-            try:
-                results = {number: jobs[number]() for number in order}
-            finally:
-                over += 1
-            return [results[number] for number in range(CALLS)]
-
-        def read() -> int:
-            """Somebody who looks at the numbers all the while."""
-            looks = 0
-            while over < THREADS:
-                assert [run.notes for run in runs] == notes
-                assert all(run.stats().steps >= once.steps for run, once in zip(runs, before, strict=True))
-                looks += 1
-                time.sleep(1e-3)  # else it takes the turns of those that it looks at
-            return looks
-
-        *threads, looks = together(*(lambda start=start: thread(start) for start in range(THREADS)), read)
-        assert looks
-        for number in range(CALLS):
-            for tokens in threads:
-                assert tokens[number] == alone[number], f"call {number}"
-        for run, once in zip(runs, before, strict=True):
-            stats = run.stats()
-            for name in ("dense_passes", "rectifications", "drafted", "accepted"):
-                assert getattr(stats, name) == (THREADS + 1) * getattr(once, name), name
-            for layer, first in zip(stats.layers, once.layers, strict=True):
-                assert first.steps and layer.steps == (THREADS + 1) * first.steps
-                for name in ("tokens", "share", "recall", "token_recall"):
-                    assert getattr(layer, name) == pytest.approx(getattr(first, name)), name
-
-
-class Paused:
-    """Holds the calling thread inside its first forward call, in front of layer 1, until `others` have run."""
-
-    def __init__(self, model: PreTrainedModel, others: Callable[[], Any]) -> None:
-        self.inside, self.go_on, self.others, self.held = threading.Event(), threading.Event(), others, None
-        self.handle = model.model.layers[1].register_forward_pre_hook(self.wait)
-
-    def wait(self, *inputs: Any) -> None:
-        if threading.current_thread() is self.held and not self.inside.is_set():
-            self.inside.set()
-            assert self.go_on.wait(60)
-
-    def run(self, job: Callable[[], Any]) -> tuple[Any, Any]:
-        """What `job` gives, in a thread that is held, and what `others` give, which run meanwhile."""
-        result: list[Any] = []
-        self.held = threading.Thread(target=lambda: result.append(job()))
-        self.held.start()
+    with model.model.layers[1].register_forward_pre_hook(wait), ThreadPoolExecutor(1) as threads:
+        result = threads.submit(hold)
         try:
-            assert self.inside.wait(60)
-            meanwhile = self.others()
+            assert inside.wait(60)
+            meanwhile = others()
         finally:
-            self.go_on.set()
-            self.held.join()
-            self.handle.remove()
-        return result[0], meanwhile
+            go_on.set()
+        return result.result(), meanwhile
 
 
 @pytest.mark.parametrize("way", ["generate", "by hand", "fails"])
 @pytest.mark.parametrize("policy", POLICIES)
 def test_another_call_runs_in_the_middle_of_one(policy: str, way: str) -> None:
-    """As above, with the worst moment chosen instead of hoped for."""
+    """In the worst moment, chosen and not hoped for: in front of a layer."""
     model, first, second = tiny.fresh(), tiny.prompt(21), tiny.prompt(33, seed=4)
 
     def other() -> Any:
@@ -195,9 +102,9 @@ def test_another_call_runs_in_the_middle_of_one(policy: str, way: str) -> None:
 
     with saccade.sparsify(model, POLICIES[policy]):
         alone = generated(model, first), other()
-        assert Paused(model, other).run(lambda: generated(model, first)) == alone
+        assert paused(model, lambda: generated(model, first), other) == alone
         if way != "fails":
-            assert Paused(model, lambda: generated(model, first)).run(other) == alone[::-1]
+            assert paused(model, other, lambda: generated(model, first)) == alone[::-1]
 
 
 def test_an_attached_drafter_runs_inside_of_an_attached_model() -> None:
@@ -208,12 +115,9 @@ def test_an_attached_drafter_runs_inside_of_an_attached_model() -> None:
     with saccade.sparsify(main, POLICIES["tidal"]) as one, saccade.sparsify(drafter, POLICIES["quest"]) as two:
         alone = generated(main, tiny.prompt()), generated(drafter, tiny.prompt(25, seed=2))
         steps = one.stats().steps, two.stats().steps
-        paused = Paused(drafter, lambda: generated(drafter, tiny.prompt(25, seed=2)))
-        assert paused.run(lambda: generated(main, tiny.prompt(), assistant_model=drafter)) == alone
+        assisted = functools.partial(generated, main, tiny.prompt(), assistant_model=drafter)
+        assert paused(drafter, assisted, lambda: generated(drafter, tiny.prompt(25, seed=2))) == alone
         assert one.stats().steps > steps[0] and two.stats().steps > 2 * steps[1]
-
-
-# --- what a caller has said holds for itself ---------------------------------------------------------------------
 
 
 @torch.no_grad()
@@ -224,7 +128,7 @@ def test_decoding_is_said_by_one_thread_for_itself() -> None:
         with run.decoding():
             assert torch.equal(together(lambda: model(ids).logits)[0], prompt)
             assert run.stats().steps == 0
-        Paused(model, lambda: model(ids)).run(lambda: generated(model, ids))
+        paused(model, lambda: generated(model, ids), lambda: model(ids))
         assert run.stats().steps == NEW - 1
 
 
@@ -264,9 +168,6 @@ def test_lengths_are_on_the_device_for_one_thread() -> None:
     assert int(cache.get_seq_length()) == ids.shape[1] + 2
 
 
-# --- what is counted ---------------------------------------------------------------------------------------------
-
-
 def test_no_count_is_lost() -> None:
     counters, done, many = Counters(2), Rectifications(), 2_000
     usage = used(1, [6], [[3]], overflowed=[[True]])
@@ -288,21 +189,19 @@ def test_no_count_is_lost() -> None:
 
 
 def test_recall_step_by_step_under_threads() -> None:
-    """The same records as one thread makes, in another order."""
+    """The same records as one thread makes, in another order, while somebody looks at the numbers."""
     model, prompts = tiny.fresh(), [tiny.prompt(20 + seed, seed=seed) for seed in range(THREADS)]
     found = []
     for threaded in (False, True):
         recall = RecallObserver(4, keep_steps=True)
-        with saccade.sparsify(model, POLICIES["quest"], observers=[recall]):
+        with saccade.sparsify(model, POLICIES["quest"], observers=[recall]) as run:
             jobs = [lambda ids=ids: generated(model, ids) for ids in prompts]
-            together(*jobs) if threaded else [one() for one in jobs]
+            looking = [lambda run=run: [(run.stats(), time.sleep(1e-3)) for _ in range(100)]]
+            together(*jobs, *looking) if threaded else [one() for one in jobs]
         records = torch.cat(recall.records(), dim=-1).nan_to_num(2.0)
         assert records.shape[0] == THREADS * (NEW - 1)
         found.append(sorted(records.flatten(1).tolist()))
     assert found[0] == found[1]
-
-
-# --- copies, gradients, memory -----------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("elsewhere", [False, True], ids=["here", "in another thread"])
@@ -342,8 +241,7 @@ def test_a_run_that_is_over_is_forgotten_by_every_thread() -> None:
         over.set()
         assert checked.wait(60)
 
-    run = saccade.sparsify(model, POLICIES["quest"])
-    runs = [run]
+    runs = [run := saccade.sparsify(model, POLICIES["quest"])]
     thread = threading.Thread(target=live_on)
     thread.start()
     assert over.wait(60)

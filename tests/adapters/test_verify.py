@@ -7,11 +7,10 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import DynamicCache, PreTrainedModel
+from transformers import DynamicCache, GenerationConfig, PreTrainedModel
 
 import saccade
 from forcing import sparse_below_the_budget
-from walking import among, in_turn
 
 from . import tiny
 from .rectified import SMALLEST, specs, twin
@@ -27,7 +26,7 @@ def dense_greedy(rows: tuple[int, ...] = ()) -> list[list[int]]:
     return generate(model, **inputs, max_new_tokens=LONG).tolist()
 
 
-@pytest.mark.parametrize("policy", among(SMALLEST, ("quest", "tidal", "lychee_cluster")))
+@pytest.mark.parametrize("policy", SMALLEST)
 def test_verified_greedy_is_dense_greedy(policy: str) -> None:
     # Of one page alone no draft stands.
     spec = specs(4, "verify")[policy].replace("min_pages=1", "min_pages=3")
@@ -43,7 +42,7 @@ def test_verified_greedy_is_dense_greedy(policy: str) -> None:
     assert stats.tokens_per_dense_pass == pytest.approx((LONG - 1) / done.dense_passes)
 
 
-@pytest.mark.parametrize("policy", among(SMALLEST, ("quest", "tidal", "lychee_cluster")))
+@pytest.mark.parametrize("policy", ["quest", "tidal", "lychee_cluster"])
 def test_verified_batches_are_dense_batches(policy: str) -> None:
     rows = (30, 7, 19)
     with saccade.sparsify(tiny.llama(), specs(4, "verify")[policy]):
@@ -51,14 +50,13 @@ def test_verified_batches_are_dense_batches(policy: str) -> None:
     assert tokens.tolist() == [row[:54] for row in dense_greedy(rows)]
 
 
-@pytest.mark.parametrize(("policy", "rows"), in_turn(["quest", "tidal", "resa"], [(30, 7, 19), (30,)]))
-@pytest.mark.parametrize("seed", among(range(3), [0]))
-def test_verified_sampling_is_stock_sampling(policy: str, rows: tuple[int, ...], seed: int) -> None:
+@pytest.mark.parametrize(("policy", "rows"), [("quest", (30, 7, 19)), ("tidal", (30,))])
+def test_verified_sampling_is_stock_sampling(policy: str, rows: tuple[int, ...]) -> None:
     asked: dict[str, Any] = {"max_new_tokens": 24, "do_sample": True, "temperature": 0.7, "top_k": 5}
     options = {**tiny.padded(list(rows)), **asked}
 
     def sampled(model: PreTrainedModel) -> list[list[int]]:
-        torch.manual_seed(seed)
+        torch.manual_seed(0)
         return model.generate(**options).tolist()  # type: ignore[no-any-return]
 
     with saccade.sparsify(tiny.llama(), specs(4, "verify")[policy]) as run:
@@ -90,23 +88,6 @@ def test_rows_may_end_at_different_times(mode: str, options: dict[str, Any]) -> 
     if mode == "verify":
         # An ended row's padding is no rejection: else one dense pass per token would follow.
         assert done.accepted > 0
-
-
-@pytest.mark.parametrize("mode", ["overwrite", "verify"])
-def test_streaming_gives_every_token_once(mode: str) -> None:
-    class Streamer:
-        def __init__(self) -> None:
-            self.tokens: list[int] = []
-
-        def put(self, value: torch.Tensor) -> None:
-            self.tokens += value.flatten().tolist()
-
-        def end(self) -> None: ...
-
-    streamer = Streamer()
-    with saccade.sparsify(tiny.llama(), specs(4, mode)["tidal"]):
-        tokens = generate(tiny.llama(), max_new_tokens=30, streamer=streamer)
-    assert streamer.tokens == tokens[0].tolist()
 
 
 @STATIC_RECTIFIED
@@ -145,18 +126,20 @@ def test_a_cropped_cache_forgets_its_drafts() -> None:
     ("options", "message"),
     [
         ({"num_beams": 2}, "cannot follow beams"),
+        ({"generation_config": GenerationConfig(max_new_tokens=5)}, "cannot follow beams"),
         ({"prompt_lookup_num_tokens": 3}, "drafts by itself; prompt_lookup_num_tokens"),
         ({"return_dict_in_generate": True, "output_hidden_states": True}, "output_hidden_states is not available"),
     ],
     ids=str,
 )
 def test_verify_refuses_before_any_work(options: dict[str, Any], message: str) -> None:
-    calls: list[int] = []
-    with saccade.sparsify(tiny.llama(), specs(4, "verify")["quest"]):
-        hook = tiny.llama().get_decoder().register_forward_pre_hook(lambda m, a: calls.append(1))
+    """A configuration is looked at behind another: this model's own asks for beams."""
+    model, calls = tiny.fresh(), list[int]()
+    model.generation_config.num_beams = 2 if "generation_config" in options else 1
+    with saccade.sparsify(model, specs(4, "verify")["quest"]):
+        model.get_decoder().register_forward_pre_hook(lambda m, a: calls.append(1))
         with pytest.raises(saccade.UnsupportedModelError, match=message):
-            generate(tiny.llama(), **options)
-        hook.remove()
+            model.generate(tiny.prompt(), **options)
     assert not calls
 
 

@@ -92,6 +92,22 @@ def prompt(length: int = 30, rows: int = 1, seed: int = 0) -> torch.Tensor:
     return torch.cat((words, words), dim=1)[:, :length]
 
 
+CLUSTERS = "lychee_cluster:sinks=2,chunk_min=2,chunk_max=4,buffer=3,dense_layers=1,budget=16"
+
+
+class Letters:
+    """A tokenizer whose token i is written as a letter, every third one followed by a delimiter."""
+
+    def __len__(self) -> int:
+        return VOCABULARY
+
+    def batch_decode(self, tokens: list[list[int]], **options: Any) -> list[str]:
+        return ["x" + (",. \n"[token // 3 % 4] if token % 3 == 0 else "") for (token,) in tokens]
+
+
+LETTERS = Letters()
+
+
 def said(model: PreTrainedModel, **inputs: Any) -> list[int]:
     """Greedy tokens behind a prompt of 40."""
     tokens: list[int] = model.generate(prompt(40), max_new_tokens=8, do_sample=False, **inputs)[0, 40:].tolist()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Iterable
 from typing import Any
 
 import pytest
@@ -13,6 +13,7 @@ import transformers
 from transformers import DynamicCache, PreTrainedModel, StaticCache, set_seed
 
 import saccade
+from walking import crossed
 
 from . import tiny
 
@@ -139,3 +140,16 @@ HARD = ("beams", "left-padded", "assisted")
 def every_time(policy: str, way: str) -> bool:
     """Every policy in the hard ways too."""
     return policy in (*INDEXED, BARE[list(WAYS).index(way) % len(BARE)]) or way in HARD
+
+
+def by_kind(policies: Iterable[str], ways: Collection[str] = WAYS.keys(), also: Collection[str] = ()) -> list[Any]:
+    """Pairs: one policy of each kind, and those named `also`, in all ways; others in the hard ones."""
+    policies, kinds = list(policies), {*INDEXED, *BARE, *also}
+    everywhere = crossed((one for one in policies if one in kinds), ways, every_time)
+    return [*everywhere, *((one, way) for one in policies if one not in kinds for way in HARD if way in ways)]
+
+
+def paired(rows: Iterable[Any], columns: Iterable[Any]) -> list[tuple[Any, Any]]:
+    """Pairs in which every row and every column comes at least once."""
+    rows, columns = list(rows), list(columns)
+    return [(rows[at % len(rows)], columns[at % len(columns)]) for at in range(max(len(rows), len(columns)))]
