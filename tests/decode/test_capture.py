@@ -16,8 +16,6 @@ SHAPE = ModelShape(layers=4, query_heads=4, kv_heads=2, head_dim=8)
     ("spec", "words"),
     [
         ("dense", []),
-        ("quest", []),
-        ("resa:rectify=none", []),
         ("resa:rectify=8", []),
         ("resa:rectify=8:verify", ["rectify=8:verify"]),
         ("lychee_cluster", []),

@@ -10,7 +10,6 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from test_mixed_roles import MIXTURES, decoder_of, expected
 
 import saccade
 from adapters import tiny
@@ -19,6 +18,7 @@ from counting import used
 from methods import oracles
 from methods.harness import SCALE, SOFTMAX, Decoder, SetRecorder
 from methods.layouts import Batch
+from mixtures import MIXTURES, decoder_of, expected
 from saccade.decode.counters import Counters
 from saccade.decode.recall import MeanRecall, RecallObserver, recall_of
 from saccade.decode.stats import Rectifications, RunStats
@@ -192,9 +192,13 @@ def test_spans_of_a_layer_are_put_together_and_broken_steps_left_out() -> None:
     assert means[1] == pytest.approx((*map(float, both), 0.5), abs=1e-9)
 
 
-@pytest.mark.parametrize("mixture", MIXTURES)
-@pytest.mark.parametrize("budget", [8, 24, 40])
-@pytest.mark.parametrize("shortcut", [True, False])
+@pytest.mark.parametrize(
+    ("mixture", "budget", "shortcut"),
+    [
+        *((name, 8, True) for name in MIXTURES),
+        *(("all four", budget, way) for budget in (24, 40) for way in (True, False)),
+    ],
+)
 def test_means_are_over_heads_with_a_set(mixture: str, budget: int, shortcut: bool) -> None:
     """Layers of mixed roles, dense ones among them, against naive loops; 24 covers the shorter row, 40 both."""
     roles = MIXTURES[mixture]
@@ -261,47 +265,6 @@ def test_records_are_kept_on_request_only() -> None:
     assert RecallObserver(3, keep_steps=True).records().attention.shape == (0, 3, 0)
     with pytest.raises(ValueError, match="keep_steps=True"):
         RecallObserver(3).records()
-
-
-def test_run_measures_recall_on_request() -> None:
-    """The run's numbers are those of the sets and queries that its observers see."""
-
-    class Recomputing:
-        def __init__(self) -> None:
-            self.recalls: dict[int, list[float]] = defaultdict(list)
-            self.token_recalls: dict[int, list[float]] = defaultdict(list)
-            self.tokens: dict[int, list[int]] = defaultdict(list)
-
-        def observe(
-            self, layer: int, span: HeadSpan, q: torch.Tensor, kv: KVView, selection: Selection | None, softmax: Softmax
-        ) -> None:
-            recorder = SetRecorder()
-            recorder.observe(layer, span, q, kv, selection, softmax)
-            for row, length in enumerate(kv.rows.seq_lens.tolist()):
-                start = int(kv.rows.row_start[row])
-                keys = kv.k[row, start : start + length].transpose(0, 1).double().numpy()
-                sets = [recorder.sets[row, layer, head] for head in range(q.shape[1])]
-                query = q[row].double().numpy()
-                self.recalls[layer] += oracles.attention_recall(query, keys, sets, softmax.scale)
-                self.token_recalls[layer] += token_recall(query, keys, sets)
-                self.tokens[layer] += [len(s) for s in sets]
-
-    model, recomputing = tiny.llama(), Recomputing()
-    with saccade.sparsify(model, tiny.spec("tidal", 9), recall=True, observers=(recomputing,)) as run:
-        generate(model, **tiny.padded([30, 7, 19]))
-        stats = run.stats()
-    for layer, got in enumerate(stats.layers):
-        assert got.tokens == pytest.approx(np.mean(recomputing.tokens[layer]), rel=1e-6)
-        if layer != 2:
-            assert got.recall is got.token_recall is None
-            continue
-        assert got.recall == pytest.approx(np.mean(recomputing.recalls[layer]), abs=ATTENTION)
-        # Keys of a model are no round numbers: two scores may change places, each costing one token of a set of 9.
-        assert got.token_recall == pytest.approx(np.mean(recomputing.token_recalls[layer]), abs=0.01)
-    assert [layer.heads_with_set for layer in stats.layers] == [0.0, 0.0, 1.0, 0.0]
-    assert stats.recall == stats.layers[2].recall and stats.token_recall == stats.layers[2].token_recall
-    assert stats.recall_with_dense == pytest.approx((3 + stats.recall) / 4)
-    assert 0 < stats.recall < 1 and 0 < stats.token_recall < 1 and 0 < stats.share_attended < 1
 
 
 def test_recall_costs_nothing_unless_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -132,24 +132,19 @@ CASES = {
     "tidal-query": Case("tidal", {"reselect": [3, 5], "heads": "query"}, TIDAL, 1),
     "tidal-once": Case("tidal", {"reselect": [], "dense_layers": 0}, TIDAL, 1),
     "tidal-top_p": Case("tidal", {**P, "top_p": 0.9037, "reselect": [4]}, TIDAL, 1),
-    "tidal-threshold-query": Case("tidal", {**TAU, "threshold": 0.0307, "reselect": [3], "heads": "query"}, TIDAL, 1),
     "tidal-ratio": Case("tidal", {"rule": "ratio", "ratio": 0.3, "reselect": [4], "dense_layers": 1}, TIDAL, None),
     "less_is_more": Case("less_is_more", {"reselect": [4]}, LESS, 6),
     "less_is_more-no-window": Case("less_is_more", {"reselect": [3], "recent": 0.0, "sinks": 2}, LESS, 4),
-    "less_is_more-all-window": Case("less_is_more", {"reselect": [], "recent": 1.0}, LESS, 6),
     "less_is_more-share": Case(
         "less_is_more", {"reselect": [2], "recent": 0.58, "sinks": 0, "dense_layers": 1}, LESS, 2
     ),
     "exact_topk": Case("exact_topk", {}, EXACT, 1),
     "exact_topk-query": Case("exact_topk", {"heads": "query", "dense_layers": 4}, EXACT, 1),
-    "exact_topk-top_p": Case("exact_topk", {**P, "top_p": 0.5137, "dense_layers": 4, "heads": "query"}, EXACT, 1),
     "exact_topk-threshold": Case("exact_topk", {**TAU, "threshold": 0.0103, "dense_layers": 4}, EXACT, 1),
-    "exact_topk-ratio": Case("exact_topk", {"rule": "ratio", "ratio": 0.07, "dense_layers": 4}, EXACT, None),
     "lychee_decode": Case("lychee_decode", {}, LYCHEE, 1, learnt=True),
     "lychee_decode-page": Case("lychee_decode", {"page": 4}, LYCHEE, 4, learnt=True),
     "lychee_decode-every": Case("lychee_decode", {"roles": "every:4"}, LYCHEE, 1),
     "lychee_decode-top_p": Case("lychee_decode", {**P, "top_p": 0.9537}, LYCHEE, 1, learnt=True),
-    "lychee_decode-all-mass": Case("lychee_decode", {**P, "top_p": 1.0}, LYCHEE, 1, learnt=True),
     "lychee_decode-threshold": Case("lychee_decode", {**TAU, "threshold": 0.0203}, LYCHEE, 1, learnt=True),
     "lychee_decode-ratio": Case("lychee_decode", {"rule": "ratio", "ratio": 0.3}, LYCHEE, None, learnt=True),
     "lychee_decode-ratio-page": Case(
@@ -159,9 +154,7 @@ CASES = {
     "lychee_decode-frame-ratio": Case(
         "lychee_decode", {"rule": "ratio", "ratio": 0.3, "sinks": 5, "window": 6, "page": 4}, LYCHEE, None, learnt=True
     ),
-    "tidal-frame": Case("tidal", {"reselect": [4], "sinks": 4, "window": 7}, TIDAL, 11),
     "tidal-frame-top_p": Case("tidal", {**P, "top_p": 0.9037, "reselect": [4], **FRAME}, TIDAL, 8),
-    "exact_topk-frame": Case("exact_topk", {"heads": "query", **FRAME}, EXACT, 8),
     "exact_topk-frame-threshold": Case("exact_topk", {**TAU, "threshold": 0.0103, **FRAME}, EXACT, 8),
     "composed-frame": Case("composed", {**PAGES, **FRAME, "roles": "select", "dense_layers": 1}, _composed, 12),
     "resa": Case("resa", {"page": 4, "min_pages": 3}, _resa, None),
@@ -183,12 +176,6 @@ CASES = {
     "composed-pages-roles": Case("composed", PAGES, _composed, 4, learnt=True),
     "composed-exact-pages": Case(
         "composed", {"scorer": "exact", "page": 4, "roles": "layers:2+5", "heads": "query"}, _composed, 4
-    ),
-    "composed-exact-top_p": Case(
-        "composed", {"scorer": "exact", **P, "top_p": 0.8037, "roles": "select", "dense_layers": 4}, _composed, 1
-    ),
-    "composed-exact-threshold": Case(
-        "composed", {"scorer": "exact", **TAU, "threshold": 0.0203, "heads": "query"}, _composed, 1, learnt=True
     ),
     "composed-pages-mass": Case("composed", {**PAGES, "pooling": "mass", "roles": "select"}, _composed, 4),
     "composed-exact-mass": Case("composed", {"pooling": "mass", "roles": "layers:2+4", **FRAME}, _composed, 8),

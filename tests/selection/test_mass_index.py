@@ -135,11 +135,10 @@ def test_chunks_are_those_of_the_text() -> None:
 
 
 @pytest.mark.parametrize("spec", [TOKENS, CHUNKS])
-@pytest.mark.parametrize("ways", [(899,), (120, 121, 400, 899), (*range(97, 899, 7), 899)], ids=["once", "few", "many"])
-def test_how_the_tokens_came_changes_nothing(spec: str, ways: tuple[int, ...]) -> None:
+def test_how_the_tokens_came_changes_nothing(spec: str) -> None:
     whole, parts = Decoder(spec), Decoder(spec)
     whole.take_in(899)
-    for length in ways:
+    for length in (97, 98, 300, *range(400, 899, 7), 899):
         parts.take_in(length)
     assert parts.sets(899) == whole.sets(899)
     one, other = (decoder.index.layers[3].tree for decoder in (whole, parts))
