@@ -151,11 +151,9 @@ def hook(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     ("library", "ours", "tag"),
     [
         (GLIBC, ["linux_x86_64", "manylinux_2_36_x86_64", "manylinux_2_35_x86_64"], "manylinux_2_34_x86_64"),
-        (GLIBC, ["manylinux_2_36_aarch64", "linux_aarch64"], "manylinux_2_34_aarch64"),
         (b"\0libc.musl-x86_64.so.1\0", ["linux_x86_64", "musllinux_1_2_x86_64"], "musllinux_1_2_x86_64"),
         (b"", ["macosx_14_0_arm64", "macosx_13_0_arm64"], "macosx_14_0_arm64"),
         (of_macos(0xB0000), ["macosx_15_0_arm64", "macosx_14_0_arm64"], "macosx_11_0_arm64"),
-        (of_macos(0xD0300), ["macosx_13_0_arm64", "macosx_12_0_arm64"], "macosx_13_0_arm64"),
         (of_macos(0xA0F00), ["macosx_13_0_x86_64", "macosx_12_0_x86_64"], "macosx_10_15_x86_64"),
         (GLIBC, ["linux_sparc"], "linux_sparc"),
     ],

@@ -61,15 +61,9 @@ def _rule(
     return composed.top_k(budget, sinks, window)
 
 
-def _tidal(q: list[Array], k: list[Array], learnt: Roles, **options: Any) -> Outcome:
-    dense = options.get("dense_layers", 2)
-    plan = composed.persistent(len(q), k[0].shape[0], dense, [dense, *options["reselect"]])
-    return composed.composed(q, k, roles=plan, rule=_rule(**options), heads=options.get("heads", "kv"))
-
-
-def _exact_topk(q: list[Array], k: list[Array], learnt: Roles, **options: Any) -> Outcome:
-    plan = composed.always(len(q), k[0].shape[0], options.get("dense_layers", 2))
-    return composed.composed(q, k, roles=plan, rule=_rule(**options), heads=options.get("heads", "kv"))
+def _tidal(q: list[Array], k: list[Array], learnt: Roles, *, reselect: list[int], **options: Any) -> Outcome:
+    publishers = options.get("dense_layers", 2), *reselect
+    return _composed(q, k, learnt, roles="layers:" + "+".join(map(str, publishers)), **options)
 
 
 def _lychee_decode(q: list[Array], k: list[Array], learnt: Roles, **options: Any) -> Outcome:
@@ -87,10 +81,8 @@ def _lychee_decode(q: list[Array], k: list[Array], learnt: Roles, **options: Any
 
 
 def _resa(q: list[Array], k: list[Array], learnt: Roles, **options: Any) -> Outcome:
-    rule = composed.ratio(options.get("ratio", 0.1), options.get("min_pages", 16), options.get("local_pages", 1))
-    plan = composed.always(len(q), k[0].shape[0], options.get("dense_layers", 0))
-    page = options.get("page", 16)
-    return composed.composed(q, k, roles=plan, rule=rule, scorer="page_bounds", page=page, pooling="mean")
+    own = {"scorer": "page_bounds", "pooling": "mean", "rule": "ratio", "ratio": 0.1, "dense_layers": 0}
+    return _composed(q, k, learnt, **{**own, **options})
 
 
 def _composed(q: list[Array], k: list[Array], learnt: Roles, **options: Any) -> Outcome:
@@ -117,7 +109,7 @@ def _rank_union(q: list[Array], k: list[Array], learnt: Roles, **options: Any) -
 P, TAU = {"rule": "top_p"}, {"rule": "threshold"}
 FRAME = {"sinks": 3, "window": 5}
 PAGES, LOCAL = {"scorer": "page_bounds", "page": 4}, {"min_pages": 3, "local_pages": 2}
-LESS, TIDAL, EXACT, LYCHEE = _sets(oracles.less_is_more), _tidal, _exact_topk, _lychee_decode
+LESS, TIDAL, EXACT, LYCHEE = _sets(oracles.less_is_more), _tidal, _composed, _lychee_decode
 
 CASES = {
     "dense": Case("dense", {}, _sets(oracles.dense), None),

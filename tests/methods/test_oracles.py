@@ -7,22 +7,10 @@ import math
 
 import numpy as np
 
-from . import oracles_cluster, oracles_composed
+from . import oracles_composed
 from .oracles_cluster import Clustered, HeadIndex, Margin, Settings, k_means
 
 E = np.eye(8)
-
-
-def test_k_means_finds_obvious_groups() -> None:
-    """Directions 0 and 3, wobbling; the first centroids are chunks 0 and 3, one of each."""
-    vectors = [E[0], E[0] + 0.1 * E[1], E[0] - 0.1 * E[1], E[3], E[3] + 0.1 * E[4], E[3] - 0.1 * E[4]]
-    vectors = [v / np.linalg.norm(v) for v in vectors]
-    margin = Margin()
-    centroids, labels = k_means(vectors, 2, margin)
-    assert labels == [0, 0, 0, 1, 1, 1]
-    assert np.allclose(centroids, [E[0], E[3]])
-    # The closest decision: chunk 0's 1 against 0, or a wobbling one's cosine against 0.
-    assert math.isclose(margin.smallest * oracles_cluster.PRODUCT_ERROR, 1 / math.sqrt(1.01))
 
 
 def test_empty_cluster_takes_the_farthest_chunk() -> None:

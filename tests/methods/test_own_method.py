@@ -11,8 +11,6 @@ import pytest
 
 import own_method
 import saccade
-from adapters import tiny
-from adapters.ways import WAYS, offered
 from commands import invoker, write_model
 from own_method import NAME, PACKAGE, SAME, installed
 from saccade.calibrate.candidates import families
@@ -60,23 +58,6 @@ def test_it_is_compared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
     measured = ("share_attended", "recall", "recall_per_layer", "token_recall", "correct")
     assert [theirs[name] for name in measured] == [ours[name] for name in measured]
     assert theirs["share_attended"] < 0.5
-
-
-@pytest.mark.usefixtures("known")
-def test_it_decodes_however_one_generates() -> None:
-    def tokens(spec: str, way: str) -> list[list[int]]:
-        with saccade.sparsify(tiny.llama(), spec):
-            return WAYS[way](tiny.llama()).tolist()
-
-    sparse = f"{NAME}:budget=8"
-    greedy = tokens(sparse, "greedy")
-    for way in offered("by hand", "prompt lookup", "chunked prefill", "static cache"):
-        assert tokens(sparse, way) == greedy
-    for way in ("greedy", "beams", "left-padded"):
-        assert tokens(sparse, way) == tokens(f"{SAME},budget=8", way)
-        covered = tokens(tiny.small(saccade.policies()[NAME]).format(budget=tiny.LARGE), way)
-        assert covered == WAYS[way](tiny.llama()).tolist()
-    assert greedy != WAYS["greedy"](tiny.llama()).tolist()
 
 
 def test_a_name_is_given_once() -> None:
