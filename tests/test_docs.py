@@ -137,15 +137,10 @@ def test_what_a_page_would_fetch_is_found() -> None:
         assert len(hooks.fetched(line)) == 1, line
 
 
-CPU = {
-    "device": "cpu",
-    "processor": "EPYC",
-    "kernels": "native",
-    "threads": 1,
-    "dtype": "bfloat16",
-    "date": "2026-11-23T",
+ENVIRONMENT = {
+    **{"device": "cpu", "processor": "EPYC", "kernels": "native", "threads": 1, "dtype": "bfloat16"},
+    **{"date": "2026-11-23T", "versions": {"torch": "2.13.0"}},
 }
-ENVIRONMENT = {**CPU, "versions": {"torch": "2.13.0"}}
 
 
 def test_what_cannot_be_compared_is_compared_nowhere() -> None:

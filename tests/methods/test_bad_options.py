@@ -219,12 +219,6 @@ def test_options_of_former_versions_are_unknown(spec: str) -> None:
         saccade.Policy.from_spec(spec)
 
 
-@pytest.mark.parametrize("rule", ["top_p", "threshold"])
-def test_lychee_decodes_pages_have_no_probability(rule: str) -> None:
-    words = f"rule={rule} needs exact scores of single tokens", "a page of 64 tokens"
-    bad("policy lychee_decode: ", *words, name="lychee_decode", roles="every:4", page=64, rule=rule, **{rule: 0.5})
-
-
 @pytest.mark.parametrize(
     ("roles", "words"),
     [

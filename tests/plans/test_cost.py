@@ -7,6 +7,7 @@ import math
 from dataclasses import FrozenInstanceError, replace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given
@@ -170,56 +171,40 @@ POOLING: dict[HeadGrouping, Pooling] = {"kv": "mean", "query": "each", "all": "e
 def slow_cost(
     roles: list[list[Role]], heads: HeadGrouping, page: int | None, budget: int, rectify: Rectify | None,
     length: int, batch: int, itemsize: int, weight_bytes: float, acceptance: float,
-) -> dict[str, tuple[float, float]]:  # fmt: skip
+) -> dict[str, np.ndarray]:  # fmt: skip
     """TopK over tokens by exact scores (page None) or over pages by bounds: read and written, part by part."""
-    vector = 8 * itemsize
-    unit = page or 1
+    vector, unit = 8 * itemsize, page or 1
     units = math.ceil(length / unit)
-    scores_per_head = 3 if heads in ("query", "all") else 1
-    step = {part: [0.0, 0.0] for part in PARTS}
-    upkeep_of_chunk = [0.0, 0.0]
+    step, rewritten = {part: np.zeros(2) for part in PARTS}, np.zeros(2)
     for layer in roles:
-        layer_has_index = page is not None and any(role in (Role.PUBLISH, Role.SELECT) for role in layer)
+        refreshed = any(role in (Role.PUBLISH, Role.SELECT) for role in layer)
         for role in layer:
-            if role in (Role.DENSE, Role.PUBLISH):
-                tokens = length
-            else:
-                tokens = budget // unit * unit * (3 if heads == "query" else 1)
-                tokens = length if tokens > length else tokens
-            step["kv"][0] += tokens * vector + tokens * vector
+            tokens = length
+            if role in (Role.SELECT, Role.REUSE):
+                tokens = min(length, budget // unit * unit * (3 if heads == "query" else 1))
+            step["kv"] += 2 * tokens * vector, 0
             if role in (Role.PUBLISH, Role.SELECT):
-                step["scores"][0] += 4 * units * scores_per_head
-                step["scores"][1] += 4 * units * scores_per_head
-            if page is not None and role in (Role.PUBLISH, Role.SELECT):
-                step["index"][0] += units * (vector + vector)
+                step["scores"] += 4 * units * (1 if heads == "kv" else 3)
+                step["index"] += 0 if page is None else 2 * units * vector, 0
             if page is None and role is Role.SELECT:
-                step["index"][0] += length * vector
-            if layer_has_index and page is not None:
-                step["index"][0] += page * vector
-                step["index"][1] += vector + vector
-                if rectify is not None:
-                    # Over all alignments of every + 1 neighbouring tokens: the mean number of pages they lie in.
-                    n = rectify.every + 1
-                    touched = sum((start + n - 1) // page + 1 for start in range(page)) / page
-                    upkeep_of_chunk[0] += touched * page * vector
-                    upkeep_of_chunk[1] += touched * (vector + vector)
-    new = 4 * 2 * 2 * vector
-    cycle = {part: [0.0, 0.0] for part in PARTS}
-    sparse_steps = 1 if rectify is None else rectify.every
-    for _ in range(sparse_steps):
-        cycle["weights"][0] += weight_bytes
-        cycle["kv"][1] += batch * new
-        for part in ("kv", "scores", "index"):
-            cycle[part][0] += batch * step[part][0]
-            cycle[part][1] += batch * step[part][1]
-    gained = float(sparse_steps)
+                step["index"] += length * vector, 0
+            if page is not None and refreshed:
+                upkeep = np.array((page * vector, 2 * vector))
+                step["index"] += upkeep
+                # Over all alignments of every + 1 neighbouring tokens: the mean number of pages they lie in.
+                count = 0 if rectify is None else rectify.every + 1
+                rewritten += sum((start + count - 1) // page + 1 for start in range(page)) / page * upkeep
+    new, sparse = 4 * 2 * 2 * vector, 1 if rectify is None else rectify.every
+    cycle = {part: sparse * batch * moved for part, moved in step.items()}
+    cycle["kv"] += 0, sparse * batch * new
+    cycle["weights"] += sparse * weight_bytes, 0
+    gained = float(sparse)
     if rectify is not None:
-        cycle["weights"][0] += weight_bytes
-        cycle["rectification"][0] += batch * (length * new + upkeep_of_chunk[0])
-        cycle["rectification"][1] += batch * (rectify.every * new + upkeep_of_chunk[1])
-        cycle["kv"][1] += batch * new
-        gained = 1 + (rectify.every if rectify.mode == "overwrite" else rectify.every * acceptance)
-    return {part: (read / gained, written / gained) for part, (read, written) in cycle.items()}
+        cycle["kv"] += 0, batch * new
+        cycle["weights"] += weight_bytes, 0
+        cycle["rectification"] += batch * (rewritten + np.array((length * new, sparse * new)))
+        gained = 1 + (sparse if rectify.mode == "overwrite" else sparse * acceptance)
+    return {part: moved / gained for part, moved in cycle.items()}
 
 
 @given(data=st.data())
@@ -245,10 +230,9 @@ def test_any_plan_against_a_walk_over_its_heads(data: st.DataObject) -> None:
     sizes = {"context": length - 1, "batch": batch, "kv_itemsize": itemsize}
     cost = cost_of(plan, rectify, SHAPE, **sizes, weight_bytes=1000.0, acceptance=acceptance)
     expected = slow_cost(roles, heads, page, budget, rectify, length, batch, itemsize, 1000.0, acceptance)
-    for part, (read, written) in expected.items():
-        assert getattr(cost, part).read == pytest.approx(read, rel=1e-9), part
-        assert getattr(cost, part).written == pytest.approx(written, rel=1e-9), part
-    assert cost.total == pytest.approx(sum(read + written for read, written in expected.values()), rel=1e-9)
+    for part, moved in expected.items():
+        assert (cost.parts[part].read, cost.parts[part].written) == pytest.approx(tuple(moved), rel=1e-9), part
+    assert cost.total == pytest.approx(sum(moved.sum() for moved in expected.values()), rel=1e-9)
     assert cost.dense_total == 1000 + batch * (length + 1) * 4 * 2 * 2 * 8 * itemsize
 
 

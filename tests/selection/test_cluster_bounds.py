@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
@@ -184,26 +183,6 @@ def test_an_index_follows_from_its_tokens_alone(data: st.DataObject) -> None:
     for step in (*range(kept + 1, min(kept + data.draw(st.sampled_from([0, 15])), length)), length):
         index = update(indexes, cache.view(step), step - kept if step == length else 1)
     same(index, fresh)
-
-
-def test_rows_move_and_copies_part() -> None:
-    cache, lengths = Cache.random(300, rows=2), [290, 180]
-    history = cache.history()
-    indexes = beside(SMALL, history)
-    update(indexes, cache.view(*lengths), 290)
-    twin, order = copy.deepcopy(indexes), torch.tensor([1, 1, 0])
-    indexes.permute(order)
-    history.permute(order)
-    moved = Cache(cache.keys[order], cache.ids[order])
-    index = indexes.of(0, moved.view(180, 180, 290))
-    for row, before in enumerate(order.tolist()):
-        same(index, twin.of(0, cache.view(*lengths)), row, before)
-    index = update(indexes, moved.view(182, 184, 292), 4)
-    for row, length in enumerate((182, 184, 292)):
-        same(index, of_groups(SMALL, moved.row(row), [length]), row)
-    index = update(twin, cache.view(292, 182), 2)
-    for row, length in enumerate((292, 182)):
-        same(index, of_groups(SMALL, cache.row(row), [length]), row)
 
 
 def test_layers_share_where_text_is_cut_and_nothing_else() -> None:
