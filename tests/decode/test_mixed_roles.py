@@ -76,15 +76,6 @@ def test_batch_may_shrink_between_steps() -> None:
         assert sets == expected(batch, roles, "exact", "max", 6)
 
 
-def test_reuse_without_a_refresher_is_refused() -> None:
-    with pytest.raises(
-        PolicyError, match="KV head 1 of layer 1 reuses a selection, but no layer below refreshes head 1"
-    ):
-        role_map([["publish", "dense"], ["reuse", "reuse"]])
-    with pytest.raises(PolicyError, match="KV head 0 of layer 0"):
-        role_map([["reuse"]])
-
-
 def test_one_set_for_all_heads_needs_uniform_layers() -> None:
     selector = ScoredSelector(ExactScorer("each"), RankUnion(budget=8, sinks=2, recent=0.25), heads="all")
     with pytest.raises(PolicyError, match="mixes roles"):

@@ -8,13 +8,14 @@ does; an element within float32's error of the middle between two bfloat16 numbe
 from __future__ import annotations
 
 import copy
+from collections.abc import Callable
 from dataclasses import dataclass, field, fields
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from hypothesis import example, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from saccade.methods._roles import roles_of
@@ -153,18 +154,22 @@ class Trial:
         self.decoder.permute(rows)
 
 
-def few(trials: list[Trial], share: float = 0.2) -> bool:
-    """Whether at most this share of the sequences ended early, and two for chance; 2 % do in float32."""
-    return sum(trial.near_tie for trial in trials) <= share * len(trials) + 2
+def expect_few_ties(trial: Callable[..., Trial], drawn: dict[str, Any], examples: int = 8, share: float = 0.2) -> None:
+    """At most this share of the drawn sequences end early, and two for chance; 2 % do in float32."""
+    trials: list[Trial] = []
+
+    @given(**drawn)
+    @settings(max_examples=examples, deadline=None)
+    def run(**values: Any) -> None:
+        trials.append(trial(**values))
+
+    run()
+    assert sum(trial.near_tie for trial in trials) <= share * len(trials) + 2
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_steps_in_sequence_match_the_oracle(dtype: str) -> None:
-    trials: list[Trial] = []
-
-    @given(situation=situations(), steps=st.integers(25, 50), content=st.sampled_from(["spread", "similar"]))
-    @settings(max_examples=10, deadline=None)
-    def run(situation: dict[str, Any], steps: int, content: str) -> None:
+    def run(situation: dict[str, Any], steps: int, content: str) -> Trial:
         if dtype == "bfloat16":  # one index only: every element of every centroid can lie between two numbers
             situation = {**situation, "lengths": situation["lengths"][:1], "kv_heads": 1}
         else:
@@ -172,20 +177,17 @@ def test_steps_in_sequence_match_the_oracle(dtype: str) -> None:
         trial = Trial(situation, dtype, content)
         for step in range(steps):
             trial.step(outputs=step % 8 == 0)
-        trials.append(trial)
+        return trial
 
-    run()
+    drawn = {"steps": st.integers(25, 50), "content": st.sampled_from(["spread", "similar"])}
     # Of a bfloat16 index 14 % end early, and 33 % where keys are similar.
-    assert few(trials, 0.5 if dtype == "bfloat16" else 0.2)
+    expect_few_ties(run, {"situation": situations(), **drawn}, 10, 0.5 if dtype == "bfloat16" else 0.2)
 
 
 def test_index_survives_rewritten_tokens_and_moved_rows() -> None:
     """Crop into the buffer, into lazily added chunks and into the build; then reorder and repeat rows."""
-    trials: list[Trial] = []
 
-    @given(situation=situations(), cuts=st.lists(st.integers(1, 25), min_size=2, max_size=2), data=st.data())
-    @settings(max_examples=8, deadline=None)
-    def run(situation: dict[str, Any], cuts: list[int], data: st.DataObject) -> None:
+    def run(situation: dict[str, Any], cuts: list[int], data: st.DataObject) -> Trial:
         lengths = [length + 20 for length in situation["lengths"]]
         trial = Trial({**situation, "lengths": lengths, "layout": "padded"})
         for cut in cuts:
@@ -200,19 +202,16 @@ def test_index_survives_rewritten_tokens_and_moved_rows() -> None:
             trial.select([*rows, lengths.index(max(lengths))])  # buffers do not shrink when rows leave
         for _ in range(12):
             trial.step()
-        trials.append(trial)
+        return trial
 
-    run()
-    assert few(trials)
+    cuts = st.lists(st.integers(1, 25), min_size=2, max_size=2)
+    expect_few_ties(run, {"situation": situations(), "cuts": cuts, "data": st.data()})
 
 
 def test_only_clean_tokens_leave_the_buffer_under_rectification() -> None:
     """After `every` sparse steps those tokens are rewritten together with a new one, and count as clean again."""
-    trials: list[Trial] = []
 
-    @given(situation=situations(), every=st.integers(1, 9), rounds=st.integers(3, 6))
-    @settings(max_examples=8, deadline=None)
-    def run(situation: dict[str, Any], every: int, rounds: int) -> None:
+    def run(situation: dict[str, Any], every: int, rounds: int) -> Trial:
         given = dict(situation["options"])
         given["budget"] += 2 * every
         trial = Trial({**situation, "options": {**given, "rectify": every}, "layout": "padded"})
@@ -225,21 +224,17 @@ def test_only_clean_tokens_leave_the_buffer_under_rectification() -> None:
             trial.batch.crop(every)
             trial.decoder.begin(trial.batch)
             trial.batch.extend(every + 1)
-        trials.append(trial)
+        return trial
 
-    run()
-    assert few(trials)
+    drawn = {"every": st.integers(1, 9), "rounds": st.integers(3, 6)}
+    expect_few_ties(run, {"situation": situations(), **drawn})
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_ties_go_to_the_lower_index(dtype: str) -> None:
     """Chunks of equal keys, on two axes or zero: nearly every decision is a tie that is one in float32 too."""
-    trials: list[Trial] = []
 
-    @given(seed=st.integers(0, 2**32 - 1), size=st.integers(1, 4))
-    @settings(max_examples=10, deadline=None)
-    @example(seed=401, size=1)  # |q| is 39/16: a centroid at -q and a radius of 1 tie with a centroid at q
-    def run(seed: int, size: int) -> None:
+    def run(seed: int, size: int) -> Trial:
         replant = 128 if seed % 2 else 5
         chunks = {"sinks": 4, "buffer": 8, "chunk_min": 4, "chunk_max": 4, "chunking": "fixed"}
         drawn = {"seed": seed, "lengths": [70, 33], "kv_heads": 1, "group": 2, "layout": "padded"}
@@ -247,23 +242,19 @@ def test_ties_go_to_the_lower_index(dtype: str) -> None:
         trial = Trial({**drawn, "shortcut": True, "text": True, "options": given}, dtype, "crossed")
         for _ in range(25):
             trial.step()
-        trials.append(trial)
+        return trial
 
-    run()
+    # |q| is 39/16: a centroid at -q and a radius of 1 tie with a centroid at q.
+    run(seed=401, size=1)
     # 35 % end early: at a tie of bounds whose radii have grown, and how they were rounded up is not ruled.
-    assert few(trials, 0.7)
+    expect_few_ties(run, {"seed": st.integers(0, 2**32 - 1), "size": st.integers(1, 4)}, 10, 0.7)
 
 
 def test_layers_that_publish_refresh_from_the_index_and_others_reuse() -> None:
-    trials: list[Trial] = []
-
-    @given(situation=situations(), budget=st.integers(33, 70))
-    @settings(max_examples=3, deadline=None)
-    def run(situation: dict[str, Any], budget: int) -> None:
+    def run(situation: dict[str, Any], budget: int) -> Trial:
         trial = Trial({**situation, "options": {"budget": budget + 15}}, publishing=True)
         for step in range(30):
             trial.step(outputs=step % 8 == 0)
-        trials.append(trial)
+        return trial
 
-    run()
-    assert few(trials)
+    expect_few_ties(run, {"situation": situations(), "budget": st.integers(33, 70)}, 3)

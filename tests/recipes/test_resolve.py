@@ -20,7 +20,7 @@ from saccade import Recipe
 from saccade.checkpoints import hub as files
 from saccade.checkpoints.bundled import model_path
 from saccade.checkpoints.load import ModelSource
-from saccade.checkpoints.shape import hash_of, shape_of, shape_of_model, stored_hash, widths
+from saccade.checkpoints.shape import hash_of, shape_of_model, stored_hash, widths
 from saccade.plans.identity import fingerprint
 from saccade.recipes.published import note, published
 from saccade.recipes.resolve import Chosen, beside, default, resolve
@@ -125,20 +125,6 @@ def test_a_published_recipe_says_what_it_is(saved: Saved) -> None:
 
 
 # --- from configurations ------------------------------------------------------------------------------------------
-
-
-def test_a_name_and_a_configuration_are_enough() -> None:
-    config = LlamaConfig(
-        num_hidden_layers=32, num_attention_heads=32, num_key_value_heads=8, hidden_size=4096, head_dim=128,
-        intermediate_size=14_336,
-    )  # fmt: skip
-    one = published("llama-3.1-8b")
-    for written in ("auto", "recipe:llama-3.1-8b"):
-        chosen = resolve(written, "nobody/llama-3.1-8b-instruct", lambda: shape_of(config))
-        assert chosen == Chosen(one.policy, (note("llama-3.1-8b"),))
-    config.num_hidden_layers = 16
-    with pytest.raises(saccade.PolicyError, match="'auto': no recipe for model"):
-        resolve("auto", "nobody/llama-3.1-8b-instruct", lambda: shape_of(config))
 
 
 def test_the_file_beside_the_model_comes_before_the_paper(tmp_path: Path) -> None:
