@@ -10,6 +10,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, DynamicCache, PreTrainedModel
 
+import claims  # noqa: F401  # registers `cuts_anywhere`
 import saccade
 from saccade.checkpoints.bundled import model_path
 from saccade.checkpoints.text import delimiter_table

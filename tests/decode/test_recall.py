@@ -24,7 +24,7 @@ from saccade.decode.counters import Counters
 from saccade.decode.recall import MeanRecall, RecallObserver, recall_of
 from saccade.decode.stats import Rectifications, RunStats
 from saccade.plans.roles import HeadSpan, RoleMap
-from saccade.types import KVView, ModelShape, Role, Selection, Softmax
+from saccade.types import KVView, ModelShape, Role, Rows, Selection, Softmax
 
 LAYERS = 5
 POLICIES: dict[str, dict[str, Any]] = {
@@ -170,10 +170,7 @@ def test_recalls_of_any_selection(
 def test_the_two_recalls_differ() -> None:
     """A set that holds the heaviest token alone of four: much mass, few of the best four tokens."""
     keys = torch.tensor([9.0, 3.0, 2.0, 1.0, 0.0, 0.0, 0.0, 0.0])[None, :, None, None]
-    batch = Batch.random(np.random.default_rng(0), [8], layers=1, kv_heads=1, group=1)
-    batch.step()
-    view = KVView(keys, keys, batch.views("padded", torch.float32)[0].rows)
-    rows = type(view.rows).on_host(torch.zeros(1, 1, dtype=torch.int32), [0], [8])
+    rows = Rows.on_host(torch.zeros(1, 1, dtype=torch.int32), [0], [8])
     chosen = Selection(torch.tensor([[[0, 5, 6, 7]]], dtype=torch.int32), torch.tensor([[4]], dtype=torch.int32))
     got = recall_of(torch.ones(1, 1, 1), KVView(keys, keys, rows), chosen, Softmax(1.0))
     weights = np.exp([9.0, 3.0, 2.0, 1.0, 0.0, 0.0, 0.0, 0.0])

@@ -95,7 +95,7 @@ def expected(decoder: Decoder, length: int, head: int, each: int | None = None) 
     return filled([sets[number] for number in order], {*range(settings.sinks), *range(end, length)}, budget)
 
 
-@pytest.mark.parametrize("spec", [TOKENS, f"{TOKENS},cluster_size=16,spread=0", CHUNKS, f"{CHUNKS},chunking=fixed"])
+@pytest.mark.parametrize("spec", [f"{TOKENS},cluster_size=16,spread=0", CHUNKS, f"{CHUNKS},chunking=fixed"])
 def test_sets_are_those_of_loops_in_float64(spec: str) -> None:
     for length in (97, 300, 899):
         decoder = Decoder(spec)

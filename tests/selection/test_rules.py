@@ -325,8 +325,7 @@ def test_a_union_of_heads_that_agree_is_as_full_as_of_others(agreeing: int) -> N
     rng = np.random.default_rng(agreeing)
     scores = torch.tensor(rng.permuted(np.tile(np.arange(130.0), (3, heads, 1)), axis=2), dtype=torch.float32)
     scores[:, :agreeing] = scores[:, :1]
-    rows = Rows.on_host(torch.zeros((3, 1), dtype=torch.int32), [0] * 3, lengths)
-    found = rule.choose(scores, rows, 1, 1.0)
+    found = rule.choose(scores, rows_of(lengths, 130), 1, 1.0)
     for row, length in enumerate(lengths):
         wanted = set(range(length))
         if length > rule.budget:
