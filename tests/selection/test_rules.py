@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from torch._subclasses.fake_tensor import FakeTensorMode
 
@@ -153,6 +153,9 @@ def test_ratio(batch: tuple[list[list[list[float]]], int], kept: float, minimum:
     st.floats(5e-324, 1) | st.integers(1, 10**6).map(lambda n: n / 10**6) | st.integers(1, 99).map(lambda n: n / 100),
     st.integers(1, 2**31 - 1) | st.integers(1, 10**4) | st.integers(1, 7).map(lambda e: 10**e),
 )
+@example(0.5000000000000001, 2)
+@example(0.1000000000000001, 30)
+@example(0.07, 100)
 def test_share_of_any_row_is_exact(kept: float, units: int) -> None:
     """Up to as many units as an int32 counts, and in 64-bit products.
 
