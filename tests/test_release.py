@@ -7,7 +7,6 @@ import re
 import runpy
 import struct
 import sys
-from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -16,13 +15,8 @@ import yaml
 
 import saccade
 from parsing import parsed
+from projects import ROOT, project, pyproject
 
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib
-
-ROOT = Path(__file__).parents[1]
 CATEGORIES = ["Added", "Changed", "Deprecated", "Removed", "Fixed", "Security"]
 """Those of Keep a Changelog, in its order."""
 UNPICKLING = ("pickle", "cloudpickle", "dill", "joblib", "marshal", "shelve")
@@ -31,11 +25,6 @@ GLIBC = b"\0libm.so.6\0GLIBC_2.9\0GLIBC_2.34\0GLIBC_2.2.5\0"
 
 def read(name: str) -> str:
     return (ROOT / name).read_text(encoding="utf-8")
-
-
-def project() -> dict[str, Any]:
-    table: dict[str, Any] = tomllib.loads(read("pyproject.toml"))["project"]
-    return table
 
 
 def citation() -> dict[str, Any]:
@@ -109,7 +98,7 @@ def test_github_builds_a_wheel_for_each_platform() -> None:
     jobs = yaml.safe_load(read(".github/workflows/wheels.yml"))["jobs"]
     platforms = [row["platform"] for row in jobs["wheels"]["strategy"]["matrix"]["include"]]
     assert platforms == ["manylinux_2_28_x86_64", "manylinux_2_28_aarch64", "macosx_11_0_arm64"]
-    table = tomllib.loads(read("pyproject.toml"))["tool"]["cibuildwheel"]
+    table = pyproject()["tool"]["cibuildwheel"]
     # One Python builds them all; the image is the one whose glibc the platform names.
     assert table["build"] == [f"cp312-{re.sub('(?<=[a-z])_[0-9]+_[0-9]+', '', name)}" for name in platforms]
     assert {table[f"manylinux-{name}-image"] for name in ("x86_64", "aarch64")} == {"manylinux_2_28"}
@@ -151,11 +140,9 @@ def hook(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     ("library", "ours", "tag"),
     [
         (GLIBC, ["linux_x86_64", "manylinux_2_36_x86_64", "manylinux_2_35_x86_64"], "manylinux_2_34_x86_64"),
-        (GLIBC, ["manylinux_2_36_aarch64", "linux_aarch64"], "manylinux_2_34_aarch64"),
         (b"\0libc.musl-x86_64.so.1\0", ["linux_x86_64", "musllinux_1_2_x86_64"], "musllinux_1_2_x86_64"),
         (b"", ["macosx_14_0_arm64", "macosx_13_0_arm64"], "macosx_14_0_arm64"),
         (of_macos(0xB0000), ["macosx_15_0_arm64", "macosx_14_0_arm64"], "macosx_11_0_arm64"),
-        (of_macos(0xD0300), ["macosx_13_0_arm64", "macosx_12_0_arm64"], "macosx_13_0_arm64"),
         (of_macos(0xA0F00), ["macosx_13_0_x86_64", "macosx_12_0_x86_64"], "macosx_10_15_x86_64"),
         (GLIBC, ["linux_sparc"], "linux_sparc"),
     ],

@@ -10,6 +10,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, DynamicCache, PreTrainedModel
 
+import claims  # noqa: F401  # registers `cuts_anywhere`
 import saccade
 from saccade.checkpoints.bundled import model_path
 from saccade.checkpoints.text import delimiter_table
@@ -26,6 +27,11 @@ def bundled() -> tuple[PreTrainedModel, Any]:
     return model, AutoTokenizer.from_pretrained(model_path())
 
 
+def cut_at(cache: DynamicCache) -> list[int]:
+    """Edges of the first index."""
+    return edges_of(next(iter(cache.layers[0].session.state.indexes.index.layers.values())))
+
+
 def edges(**options: Any) -> tuple[list[int], list[int], tuple[str, ...]]:
     """Token ids of the prompt, edges of the first index, and the run's notes, after one decoded token."""
     model, tokenizer = bundled()
@@ -33,8 +39,7 @@ def edges(**options: Any) -> tuple[list[int], list[int], tuple[str, ...]]:
     with saccade.sparsify(model, SPEC, **options) as run:
         cache = DynamicCache()
         model.generate(**inputs, past_key_values=cache, max_new_tokens=3, do_sample=False)
-        index = next(iter(cache.layers[0].session.state.indexes.index.layers.values()))
-        return inputs["input_ids"][0].tolist(), edges_of(index), run.notes
+        return inputs["input_ids"][0].tolist(), cut_at(cache), run.notes
 
 
 def test_chunks_end_where_the_text_breaks() -> None:
@@ -62,8 +67,7 @@ def test_embeddings_have_no_text_and_the_run_says_so() -> None:
     with saccade.sparsify(model, SPEC, tokenizer=tokenizer) as run:
         cache, embeddings = DynamicCache(), model.get_input_embeddings()(ids).detach()
         model.generate(inputs_embeds=embeddings, past_key_values=cache, max_new_tokens=3, do_sample=False)
-        index = next(iter(cache.layers[0].session.state.indexes.index.layers.values()))
-        assert {stop - start for start, stop in pairwise(edges_of(index))} == {16}
+        assert {stop - start for start, stop in pairwise(cut_at(cache))} == {16}
         assert "embeddings" in run.notes[0]
 
 
@@ -88,5 +92,5 @@ def test_a_method_reads_the_vocabulary_in_its_own_way() -> None:
             cache = DynamicCache()
             model.generate(ids, past_key_values=cache, max_new_tokens=3, do_sample=False)
             assert run.stats().sparse_steps
-            cut.append(edges_of(next(iter(cache.layers[0].session.state.indexes.index.layers.values()))))
+            cut.append(cut_at(cache))
     assert cut[0] != cut[1]

@@ -12,10 +12,10 @@ from packaging.requirements import Requirement
 from packaging.version import Version
 
 import saccade
+from projects import project
 from saccade.adapters import hf
 from saccade.checkpoints import versions
 from saccade.cli.doctor import findings
-from test_packaging import project
 
 OLD = [("torch", "2.5.1+cu124", "torch>=2.6"), ("transformers", "4.9.2", "transformers>=4.57")]
 
@@ -25,7 +25,7 @@ def pretend(monkeypatch: pytest.MonkeyPatch, name: str, held: str) -> None:
 
 
 def test_the_oldest_are_those_of_the_package() -> None:
-    asked = {one.name: one.specifier for one in map(Requirement, project()["project"]["dependencies"])}
+    asked = {one.name: one.specifier for one in map(Requirement, project()["dependencies"])}
     for name, least in versions.LEAST.items():
         (lowest,) = (Version(one.version) for one in asked[name] if one.operator == ">=")
         assert lowest.release == least
@@ -43,7 +43,7 @@ def test_an_old_library_is_refused_when_models_are_needed(
     assert line.advice == str(error.value)
 
 
-@pytest.mark.parametrize("held", ["2.6.0", "2.10.0a0+git1", "3.0"])
+@pytest.mark.parametrize("held", ["2.6.0", "2.10.0a0+git1"])
 def test_others_are_not(held: str, monkeypatch: pytest.MonkeyPatch) -> None:
     pretend(monkeypatch, "torch", held)
     assert versions.outdated() is None

@@ -10,20 +10,17 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from methods.harness import Decoder, check_outputs
+from methods.harness import check_outputs
 from methods.layouts import Batch
-from methods.oracles import Sets
-from methods.oracles_composed import composed, top_k
+from mixtures import MIXTURES, PAGE, decoder_of, expected, role_map
 from saccade.errors import PolicyError
 from saccade.plans.plan import Plan
-from saccade.plans.roles import RoleMap
-from saccade.selection.rules import RankUnion, TopK
+from saccade.selection.rules import RankUnion
 from saccade.selection.scorers.exact import ExactScorer
-from saccade.selection.scorers.page_bounds import PageBoundScorer
 from saccade.selection.selector import ScoredSelector
-from saccade.types import HeadGrouping, Pooling, Role
+from saccade.types import Pooling
 
-LAYERS, PAGE = 4, 4
+LAYERS = 4
 
 
 @st.composite
@@ -39,55 +36,6 @@ def role_maps(draw: st.DrawFn, kv_heads: int) -> list[list[str]]:
         roles.append(layer)
         refreshed.update(head for head, role in enumerate(layer) if role in ("publish", "select"))
     return roles
-
-
-def role_map(roles: list[list[str]]) -> RoleMap:
-    return RoleMap(tuple(tuple(Role(role) for role in layer) for layer in roles))
-
-
-def decoder_of(roles: list[list[str]], scorer: str, pooling: Pooling, budget: int, *, shortcut: bool = True) -> Decoder:
-    """A plan of these roles; "each" pooling is one set per query head, all others one per KV head."""
-    unit = PageBoundScorer(PAGE, pooling) if scorer == "page_bounds" else ExactScorer(pooling)
-    heads: HeadGrouping = "query" if pooling == "each" else "kv"
-    return Decoder(Plan(ScoredSelector(unit, TopK(budget), heads), role_map(roles)), shortcut=shortcut)
-
-
-def expected(batch: Batch, roles: list[list[str]], scorer: str, pooling: Pooling, budget: int) -> list[Sets]:
-    """What the oracle says of every row."""
-    shared = {"rule": top_k(budget), "scorer": scorer, "pooling": pooling, "page": 1 if scorer == "exact" else PAGE}
-    heads = "query" if pooling == "each" else "kv"
-    return [composed(q, k, roles=roles, heads=heads, **shared).sets for q, k in zip(batch.q, batch.k, strict=True)]
-
-
-MIXTURES = {
-    "dense and publish, nobody reuses": [
-        ["dense", "publish", "dense", "publish"],
-        ["publish", "dense", "dense", "dense"],
-    ],
-    "publish and reuse": [
-        ["publish"] * 4,
-        ["publish", "reuse", "reuse", "publish"],
-        ["reuse", "publish", "reuse", "reuse"],
-    ],
-    "select, publish and reuse": [
-        ["select", "publish", "select", "publish"],
-        ["select", "publish", "reuse", "reuse"],
-        ["reuse", "select", "reuse", "publish"],
-    ],
-    "select and dense": [["select", "dense", "dense", "select"], ["reuse", "select", "dense", "select"]],
-    "all four": [["publish", "select", "publish", "dense"], ["reuse", "select", "publish", "dense"]],
-    "one head attends to all, scattered": [
-        ["publish"] * 8,
-        ["reuse", "publish", "reuse", "publish", "reuse", "reuse", "dense", "reuse"],
-        ["publish", "reuse", "reuse", "reuse", "reuse", "reuse", "reuse", "publish"],
-    ],
-    "heads refresh at different layers": [
-        ["publish", "dense", "dense", "publish"],
-        ["reuse", "publish", "dense", "reuse"],
-        ["reuse", "reuse", "select", "publish"],
-        ["dense", "reuse", "reuse", "reuse"],
-    ],
-}
 
 
 DRAWN = [("drawn", scorer, pooling) for scorer in ("exact", "page_bounds") for pooling in ("max", "mean", "each")]
@@ -126,15 +74,6 @@ def test_batch_may_shrink_between_steps() -> None:
         batch.step()
         sets, _ = decoder.step(batch, "padded", torch.float32, begin=False)
         assert sets == expected(batch, roles, "exact", "max", 6)
-
-
-def test_reuse_without_a_refresher_is_refused() -> None:
-    with pytest.raises(
-        PolicyError, match="KV head 1 of layer 1 reuses a selection, but no layer below refreshes head 1"
-    ):
-        role_map([["publish", "dense"], ["reuse", "reuse"]])
-    with pytest.raises(PolicyError, match="KV head 0 of layer 0"):
-        role_map([["reuse"]])
 
 
 def test_one_set_for_all_heads_needs_uniform_layers() -> None:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
+import json
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -10,7 +11,6 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from test_mixed_roles import MIXTURES, decoder_of, expected
 
 import saccade
 from adapters import tiny
@@ -19,25 +19,22 @@ from counting import used
 from methods import oracles
 from methods.harness import SCALE, SOFTMAX, Decoder, SetRecorder
 from methods.layouts import Batch
+from mixtures import MIXTURES, decoder_of, expected
 from saccade.decode.counters import Counters
 from saccade.decode.recall import MeanRecall, RecallObserver, recall_of
 from saccade.decode.stats import Rectifications, RunStats
 from saccade.plans.roles import HeadSpan, RoleMap
-from saccade.types import KVView, ModelShape, Role, Selection, Softmax
+from saccade.types import KVView, ModelShape, Role, Rows, Selection, Softmax
 
 LAYERS = 5
-POLICIES = {
+POLICIES: dict[str, dict[str, Any]] = {
     "dense": {},
     "streaming": {"budget": 12},
     "quest": {"budget": 13, "page": 4},
     "tidal": {"budget": 9, "reselect": [3], "heads": "query"},
     "less_is_more": {"budget": 11, "reselect": [3]},
 }
-ORACLES = {name: getattr(oracles, name) for name in POLICIES}
-# Layers whose heads attend to everything by their role; 2 is the first selection layer of the persistent methods.
-WITHOUT = {"dense": (0, 1, 2, 3, 4), "streaming": (), "quest": (0, 1)} | dict.fromkeys(
-    ("tidal", "less_is_more"), (0, 1, 2, 3)
-)
+HAVING_A_SET = ("select", "reuse")
 
 # 40 probabilities in float32, each off by some 30 roundings (see methods/harness.py): 40 * 30 * 2**-24 < 1e-4.
 # Token recall is a quotient of whole numbers, rounded once: scores are exact (methods/layouts.py), and so are ranks.
@@ -47,6 +44,55 @@ ATTENTION, TOKEN = 1e-4, 2.0**-24
 def token_recall(q: np.ndarray, k: np.ndarray, sets: list[list[int]]) -> list[float]:
     """The oracle for heads whose sets differ in size."""
     return [oracles.token_recall(q, k, sets, len(chosen))[head] for head, chosen in enumerate(sets)]
+
+
+def check_stats(
+    decoder: Decoder, batch: Batch, roles: list[list[str]], sets_of: Callable[[], list[oracles.Sets]], layout: str
+) -> None:
+    """Three steps: every number of the stats and every record is that of naive loops over the oracle's sets."""
+    recall = RecallObserver(len(roles), keep_steps=True)
+    decoder.state.observers = (decoder.recorder, recall)
+    sizes, found = [], []  # [step and row][measure][layer][head]
+    for _ in range(3):
+        batch.step()
+        decoder.step(batch, layout, torch.float32)
+        for row, sets in enumerate(sets_of()):
+            held = np.array([[len(chosen) for chosen in layer] for layer in sets])
+            sizes.append((held, held / batch.lengths[row]))
+            of_layers = list(zip(batch.q[row], batch.k[row], sets, strict=True))
+            attention = [oracles.attention_recall(q, k, chosen, SCALE) for q, k, chosen in of_layers]
+            found.append((attention, [token_recall(q, k, chosen) for q, k, chosen in of_layers]))
+    stats, wanted = RunStats.of("any", decoder.counters, recall), np.array(found)
+    group = batch.group
+    having = np.array([[role in HAVING_A_SET for role in layer for _ in range(group)] for layer in roles])
+    tokens, shares = (np.mean(part, axis=0) for part in zip(*sizes, strict=True))
+    assert stats.steps == 3 and stats.share_attended == pytest.approx(shares.mean(), rel=1e-6)
+
+    def expect(got: tuple[float | None, float | None], values: np.ndarray) -> None:
+        for one, mean, tolerance in zip(got, values, (ATTENTION, TOKEN), strict=True):
+            assert one == (None if np.isnan(mean) else pytest.approx(mean, abs=tolerance))
+
+    for layer, got in enumerate(stats.layers):
+        assert (got.steps, got.overflow) == (3, 0) and got.heads_with_set == pytest.approx(having[layer].mean())
+        # float32 means of whole numbers.
+        assert got.tokens == pytest.approx(tokens[layer].mean(), rel=1e-6)
+        assert got.share == pytest.approx(shares[layer].mean(), rel=1e-6)
+        expect((got.recall, got.token_recall), mean_of(wanted[:, :, layer, having[layer]]))
+    expect((stats.recall, stats.token_recall), mean_of(wanted[:, :, having]))
+    with_dense = stats.recall_with_dense, stats.token_recall_with_dense
+    expect(with_dense, mean_of(np.where(having, wanted, 1.0)))
+
+    records = recall.records()
+    assert records.attention.shape == records.token.shape == (len(wanted), *having.shape)
+    for measure, (kept, tolerance) in enumerate(((records.attention, ATTENTION), (records.token, TOKEN))):
+        right = np.where(having, wanted[:, measure], np.nan)
+        np.testing.assert_allclose(kept.numpy(), right, atol=tolerance, rtol=0, equal_nan=True)
+
+
+def mean_of(values: np.ndarray) -> np.ndarray:
+    """Of all but the second dimension, NaN of nothing."""
+    flat = values.swapaxes(0, 1).reshape(2, -1)
+    return flat.mean(1) if flat.size else np.full(2, np.nan)
 
 
 @pytest.mark.parametrize("name", POLICIES)
@@ -60,55 +106,28 @@ def token_recall(q: np.ndarray, k: np.ndarray, sets: list[list[int]]) -> list[fl
 def test_stats_and_records_are_the_oracles(name: str, seed: int, lengths: list[int], group: int, layout: str) -> None:
     batch = Batch.random(np.random.default_rng(seed), lengths, layers=LAYERS, kv_heads=2, group=group)
     plan = saccade.policy(name, **POLICIES[name]).plan(ModelShape(LAYERS, 2 * group, 2, batch.dim))
-    decoder, recall = Decoder(plan), RecallObserver(LAYERS, keep_steps=True)
-    decoder.state.observers = (decoder.recorder, recall)
-    tokens: dict[int, list[int]] = defaultdict(list)
-    shares: dict[int, list[float]] = defaultdict(list)
-    expected: list[list[list[list[float]]]] = []  # [step and row][measure][layer][head]
-    overall = []
-    for _ in range(3):
-        batch.step()
-        decoder.step(batch, layout, torch.float32)
-        for row, length in enumerate(batch.lengths):
-            sets = ORACLES[name](batch.q[row], batch.k[row], **POLICIES[name])
-            overall.append(oracles.share_attended(sets, length))
-            expected.append([[], []])
-            for layer in range(LAYERS):
-                tokens[layer] += [len(s) for s in sets[layer]]
-                shares[layer] += [len(s) / length for s in sets[layer]]
-                q, k = batch.q[row][layer], batch.k[row][layer]
-                expected[-1][0].append(oracles.attention_recall(q, k, sets[layer], SCALE))
-                expected[-1][1].append(token_recall(q, k, sets[layer]))
-    stats = RunStats.of(name, decoder.counters, recall)
-    assert stats.steps == 3
-    wanted, having = np.array(expected), [layer for layer in range(LAYERS) if layer not in WITHOUT[name]]
-    for layer, got in enumerate(stats.layers):
-        assert got.steps == 3
-        assert got.tokens == pytest.approx(np.mean(tokens[layer]), rel=1e-6)  # float32 means of whole numbers
-        assert got.share == pytest.approx(np.mean(shares[layer]), rel=1e-6)
-        assert got.overflow == 0
-        assert got.heads_with_set == (layer in having)
-        if layer in having:
-            assert got.recall == pytest.approx(wanted[:, 0, layer].mean(), abs=ATTENTION)
-            assert got.token_recall == pytest.approx(wanted[:, 1, layer].mean(), abs=TOKEN)
-        else:
-            assert got.recall is got.token_recall is None
-    assert stats.share_attended == pytest.approx(np.mean(overall), rel=1e-6)
-    if having:
-        assert stats.recall == pytest.approx(wanted[:, 0, having].mean(), abs=ATTENTION)
-        assert stats.token_recall == pytest.approx(wanted[:, 1, having].mean(), abs=TOKEN)
-    else:
-        assert stats.recall is stats.token_recall is None
-    assert stats.recall_with_dense == pytest.approx(wanted[:, 0].mean(), abs=ATTENTION)
-    assert stats.token_recall_with_dense == pytest.approx(wanted[:, 1].mean(), abs=TOKEN)
+    oracle = getattr(oracles, name)
 
-    records = recall.records()
-    assert records.attention.shape == records.token.shape == (3 * len(lengths), LAYERS, 2 * group)
-    for measure, (kept, tolerance) in enumerate(((records.attention, ATTENTION), (records.token, TOKEN))):
-        right = wanted[:, measure]
-        finite = np.isfinite(kept.numpy())
-        assert finite[:, having].all() and not finite[:, list(WITHOUT[name])].any(), "NaN of heads without a set"
-        np.testing.assert_allclose(np.nan_to_num(kept.numpy(), nan=1.0), right, atol=tolerance, rtol=0)
+    def sets_of() -> list[oracles.Sets]:
+        return [oracle(q, k, **POLICIES[name]) for q, k in zip(batch.q, batch.k, strict=True)]
+
+    roles = [[role.value for role in layer] for layer in plan.roles.layers]
+    check_stats(Decoder(plan), batch, roles, sets_of, layout)
+
+
+@pytest.mark.parametrize(
+    ("mixture", "budget", "shortcut"),
+    [
+        *((name, 8, True) for name in MIXTURES),
+        *(("all four", budget, one) for budget in (24, 40) for one in (True, False)),
+    ],
+)
+def test_means_are_over_heads_with_a_set(mixture: str, budget: int, shortcut: bool) -> None:
+    """Layers of mixed roles, dense ones among them; 24 covers the shorter row, 40 both."""
+    roles = MIXTURES[mixture]
+    batch = Batch.random(np.random.default_rng(7), [30, 17], layers=len(roles), kv_heads=len(roles[0]), group=2)
+    decoder = decoder_of(roles, "exact", "max", budget, shortcut=shortcut)
+    check_stats(decoder, batch, roles, lambda: expected(batch, roles, "exact", "max", budget), "padded")
 
 
 @given(
@@ -151,10 +170,7 @@ def test_recalls_of_any_selection(
 def test_the_two_recalls_differ() -> None:
     """A set that holds the heaviest token alone of four: much mass, few of the best four tokens."""
     keys = torch.tensor([9.0, 3.0, 2.0, 1.0, 0.0, 0.0, 0.0, 0.0])[None, :, None, None]
-    batch = Batch.random(np.random.default_rng(0), [8], layers=1, kv_heads=1, group=1)
-    batch.step()
-    view = KVView(keys, keys, batch.views("padded", torch.float32)[0].rows)
-    rows = type(view.rows).on_host(torch.zeros(1, 1, dtype=torch.int32), [0], [8])
+    rows = Rows.on_host(torch.zeros(1, 1, dtype=torch.int32), [0], [8])
     chosen = Selection(torch.tensor([[[0, 5, 6, 7]]], dtype=torch.int32), torch.tensor([[4]], dtype=torch.int32))
     got = recall_of(torch.ones(1, 1, 1), KVView(keys, keys, rows), chosen, Softmax(1.0))
     weights = np.exp([9.0, 3.0, 2.0, 1.0, 0.0, 0.0, 0.0, 0.0])
@@ -192,44 +208,6 @@ def test_spans_of_a_layer_are_put_together_and_broken_steps_left_out() -> None:
     assert means[1] == pytest.approx((*map(float, both), 0.5), abs=1e-9)
 
 
-@pytest.mark.parametrize("mixture", MIXTURES)
-@pytest.mark.parametrize("budget", [8, 24, 40])
-@pytest.mark.parametrize("shortcut", [True, False])
-def test_means_are_over_heads_with_a_set(mixture: str, budget: int, shortcut: bool) -> None:
-    """Layers of mixed roles, dense ones among them, against naive loops; 24 covers the shorter row, 40 both."""
-    roles = MIXTURES[mixture]
-    kv_heads, group = len(roles[0]), 2
-    batch = Batch.random(np.random.default_rng(7), [30, 17], layers=len(roles), kv_heads=kv_heads, group=group)
-    decoder, recall = decoder_of(roles, "exact", "max", budget, shortcut=shortcut), RecallObserver(len(roles))
-    decoder.state.observers = (decoder.recorder, recall)
-    found: list[list[list[float]]] = [[[], []] for _ in roles]  # [layer][measure]
-    everything: list[list[float]] = [[], []]
-    for _ in range(2):
-        batch.step()
-        decoder.step(batch, "padded", torch.float32)
-        for row, sets in enumerate(expected(batch, roles, "exact", "max", budget)):
-            for layer, own in enumerate(roles):
-                q, k = batch.q[row][layer], batch.k[row][layer]
-                both = oracles.attention_recall(q, k, sets[layer], SCALE), token_recall(q, k, sets[layer])
-                for measure, values in enumerate(both):
-                    with_set = [own[head // group] in ("select", "reuse") for head in range(kv_heads * group)]
-                    found[layer][measure] += [value for value, has in zip(values, with_set, strict=True) if has]
-                    everything[measure] += [value if has else 1 for value, has in zip(values, with_set, strict=True)]
-    stats = RunStats.of("composed", decoder.counters, recall)
-    for layer, (own, got) in enumerate(zip(roles, stats.layers, strict=True)):
-        share = sum(role in ("select", "reuse") for role in own) / kv_heads
-        assert got.heads_with_set == pytest.approx(share)
-        mean = [np.mean(values) if values else None for values in found[layer]]
-        assert got.recall == (mean[0] and pytest.approx(mean[0], abs=ATTENTION))
-        assert got.token_recall == (mean[1] and pytest.approx(mean[1], abs=TOKEN))
-    together = [[value for layer in found for value in layer[measure]] for measure in (0, 1)]
-    pooled = [np.mean(values) if values else None for values in together]
-    assert stats.recall == (pooled[0] and pytest.approx(pooled[0], abs=ATTENTION))
-    assert stats.token_recall == (pooled[1] and pytest.approx(pooled[1], abs=TOKEN))
-    assert stats.recall_with_dense == pytest.approx(np.mean(everything[0]), abs=ATTENTION)
-    assert stats.token_recall_with_dense == pytest.approx(np.mean(everything[1]), abs=TOKEN)
-
-
 def test_leaving_more_dense_does_not_raise_the_mean() -> None:
     """What reversed comparisons: the same sets in one layer, with three layers dense around it or one."""
     one = MeanRecall(0.25, 0.5, 1.0)
@@ -261,47 +239,6 @@ def test_records_are_kept_on_request_only() -> None:
     assert RecallObserver(3, keep_steps=True).records().attention.shape == (0, 3, 0)
     with pytest.raises(ValueError, match="keep_steps=True"):
         RecallObserver(3).records()
-
-
-def test_run_measures_recall_on_request() -> None:
-    """The run's numbers are those of the sets and queries that its observers see."""
-
-    class Recomputing:
-        def __init__(self) -> None:
-            self.recalls: dict[int, list[float]] = defaultdict(list)
-            self.token_recalls: dict[int, list[float]] = defaultdict(list)
-            self.tokens: dict[int, list[int]] = defaultdict(list)
-
-        def observe(
-            self, layer: int, span: HeadSpan, q: torch.Tensor, kv: KVView, selection: Selection | None, softmax: Softmax
-        ) -> None:
-            recorder = SetRecorder()
-            recorder.observe(layer, span, q, kv, selection, softmax)
-            for row, length in enumerate(kv.rows.seq_lens.tolist()):
-                start = int(kv.rows.row_start[row])
-                keys = kv.k[row, start : start + length].transpose(0, 1).double().numpy()
-                sets = [recorder.sets[row, layer, head] for head in range(q.shape[1])]
-                query = q[row].double().numpy()
-                self.recalls[layer] += oracles.attention_recall(query, keys, sets, softmax.scale)
-                self.token_recalls[layer] += token_recall(query, keys, sets)
-                self.tokens[layer] += [len(s) for s in sets]
-
-    model, recomputing = tiny.llama(), Recomputing()
-    with saccade.sparsify(model, tiny.spec("tidal", 9), recall=True, observers=(recomputing,)) as run:
-        generate(model, **tiny.padded([30, 7, 19]))
-        stats = run.stats()
-    for layer, got in enumerate(stats.layers):
-        assert got.tokens == pytest.approx(np.mean(recomputing.tokens[layer]), rel=1e-6)
-        if layer != 2:
-            assert got.recall is got.token_recall is None
-            continue
-        assert got.recall == pytest.approx(np.mean(recomputing.recalls[layer]), abs=ATTENTION)
-        # Keys of a model are no round numbers: two scores may change places, each costing one token of a set of 9.
-        assert got.token_recall == pytest.approx(np.mean(recomputing.token_recalls[layer]), abs=0.01)
-    assert [layer.heads_with_set for layer in stats.layers] == [0.0, 0.0, 1.0, 0.0]
-    assert stats.recall == stats.layers[2].recall and stats.token_recall == stats.layers[2].token_recall
-    assert stats.recall_with_dense == pytest.approx((3 + stats.recall) / 4)
-    assert 0 < stats.recall < 1 and 0 < stats.token_recall < 1 and 0 < stats.share_attended < 1
 
 
 def test_recall_costs_nothing_unless_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -357,8 +294,6 @@ def test_rectifications_have_rates() -> None:
 
 
 def test_stats_sum_over_calls_and_are_plain_data() -> None:
-    import json
-
     with saccade.sparsify(tiny.llama(), tiny.spec("quest", 8)) as run:
         for turn in (1, 2, 3):
             generate(tiny.llama())

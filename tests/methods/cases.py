@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import tempfile
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -27,15 +28,34 @@ Oracle = Callable[..., Outcome]
 """From q, k, the roles of a role file and the options, one step of one sequence."""
 
 
+FILE = "a role file"
+"""Stands for one in a spec."""
+
+
 @dataclass(frozen=True)
 class Case:
-    """A policy under some options; `smallest` legal budget (None: it has none), whether it reads a role file."""
+    """A policy as its spec, without a budget; `smallest` legal budget (None: it has none)."""
 
-    policy: str
-    options: dict[str, Any]
-    oracle: Oracle
+    spec: str
     smallest: int | None
-    learnt: bool = False
+
+    @property
+    def oracle(self) -> Oracle:
+        return ORACLES[self.spec.partition(":")[0]]
+
+    @property
+    def options(self) -> dict[str, Any]:
+        parts = self.spec.partition(":")[2].split(",")
+        return {name: _value(name, text) for name, _, text in (part.partition("=") for part in parts) if name}
+
+
+def _value(name: str, text: str) -> Any:
+    if name == "reselect":
+        return [int(layer) for layer in text.split("+") if layer]
+    for kind in (int, float):
+        with suppress(ValueError):
+            return kind(text)
+    return text == "true" if text in ("true", "false") else text
 
 
 def _sets(oracle: Callable[..., oracles.Sets]) -> Oracle:
@@ -61,15 +81,9 @@ def _rule(
     return composed.top_k(budget, sinks, window)
 
 
-def _tidal(q: list[Array], k: list[Array], learnt: Roles, **options: Any) -> Outcome:
-    dense = options.get("dense_layers", 2)
-    plan = composed.persistent(len(q), k[0].shape[0], dense, [dense, *options["reselect"]])
-    return composed.composed(q, k, roles=plan, rule=_rule(**options), heads=options.get("heads", "kv"))
-
-
-def _exact_topk(q: list[Array], k: list[Array], learnt: Roles, **options: Any) -> Outcome:
-    plan = composed.always(len(q), k[0].shape[0], options.get("dense_layers", 2))
-    return composed.composed(q, k, roles=plan, rule=_rule(**options), heads=options.get("heads", "kv"))
+def _tidal(q: list[Array], k: list[Array], learnt: Roles, *, reselect: list[int], **options: Any) -> Outcome:
+    publishers = options.get("dense_layers", 2), *reselect
+    return _composed(q, k, learnt, roles="layers:" + "+".join(map(str, publishers)), **options)
 
 
 def _lychee_decode(q: list[Array], k: list[Array], learnt: Roles, **options: Any) -> Outcome:
@@ -87,14 +101,16 @@ def _lychee_decode(q: list[Array], k: list[Array], learnt: Roles, **options: Any
 
 
 def _resa(q: list[Array], k: list[Array], learnt: Roles, **options: Any) -> Outcome:
-    rule = composed.ratio(options.get("ratio", 0.1), options.get("min_pages", 16), options.get("local_pages", 1))
-    plan = composed.always(len(q), k[0].shape[0], options.get("dense_layers", 0))
-    page = options.get("page", 16)
-    return composed.composed(q, k, roles=plan, rule=rule, scorer="page_bounds", page=page, pooling="mean")
+    own = {"scorer": "page_bounds", "pooling": "mean", "rule": "ratio", "ratio": 0.1, "dense_layers": 0}
+    return _composed(q, k, learnt, **{**own, **options})
 
 
 def _composed(q: list[Array], k: list[Array], learnt: Roles, **options: Any) -> Outcome:
     layers, heads, dense = len(q), k[0].shape[0], options.get("dense_layers", 2)
+    if options.get("rule") == "rank_union":
+        names = ("budget", "sinks", "recent", "dense_layers", "scorer", "page")
+        kept = {key: options[key] for key in names if key in options}
+        return _sets(oracles.less_is_more)(q, k, learnt, reselect=[dense, 4], **kept)
     name = options.get("roles", "select")
     if name == "select":
         plan = composed.always(layers, heads, dense)
@@ -108,110 +124,56 @@ def _composed(q: list[Array], k: list[Array], learnt: Roles, **options: Any) -> 
     return composed.composed(q, k, roles=plan, rule=_rule(**options), scale=SCALE, **common)
 
 
-def _rank_union(q: list[Array], k: list[Array], learnt: Roles, **options: Any) -> Outcome:
-    names = ("budget", "sinks", "recent", "dense_layers", "scorer", "page")
-    kept = {key: options[key] for key in names if key in options}
-    return _sets(oracles.less_is_more)(q, k, learnt, reselect=[options["dense_layers"], 4], **kept)
-
-
-P, TAU = {"rule": "top_p"}, {"rule": "threshold"}
-FRAME = {"sinks": 3, "window": 5}
-PAGES, LOCAL = {"scorer": "page_bounds", "page": 4}, {"min_pages": 3, "local_pages": 2}
-LESS, TIDAL, EXACT, LYCHEE = _sets(oracles.less_is_more), _tidal, _exact_topk, _lychee_decode
-
-CASES = {
-    "dense": Case("dense", {}, _sets(oracles.dense), None),
-    "streaming": Case("streaming", {}, _sets(oracles.streaming), 5),
-    "streaming-few-sinks": Case("streaming", {"sinks": 0, "dense_layers": 1}, _sets(oracles.streaming), 1),
-    "quest-kv": Case("quest", {"page": 4}, _sets(oracles.quest), 4),
-    "quest-query": Case("quest", {"page": 4, "heads": "query", "dense_layers": 0}, _sets(oracles.quest), 4),
-    "quest-authors": Case(
-        "quest", {"page": 4, "heads": "query", "min_pages": 3, "keep_last": False}, _sets(oracles.quest), 4
-    ),
-    "tidal-kv": Case("tidal", {"reselect": [4]}, TIDAL, 1),
-    "tidal-query": Case("tidal", {"reselect": [3, 5], "heads": "query"}, TIDAL, 1),
-    "tidal-once": Case("tidal", {"reselect": [], "dense_layers": 0}, TIDAL, 1),
-    "tidal-top_p": Case("tidal", {**P, "top_p": 0.9037, "reselect": [4]}, TIDAL, 1),
-    "tidal-threshold-query": Case("tidal", {**TAU, "threshold": 0.0307, "reselect": [3], "heads": "query"}, TIDAL, 1),
-    "tidal-ratio": Case("tidal", {"rule": "ratio", "ratio": 0.3, "reselect": [4], "dense_layers": 1}, TIDAL, None),
-    "less_is_more": Case("less_is_more", {"reselect": [4]}, LESS, 6),
-    "less_is_more-no-window": Case("less_is_more", {"reselect": [3], "recent": 0.0, "sinks": 2}, LESS, 4),
-    "less_is_more-all-window": Case("less_is_more", {"reselect": [], "recent": 1.0}, LESS, 6),
-    "less_is_more-share": Case(
-        "less_is_more", {"reselect": [2], "recent": 0.58, "sinks": 0, "dense_layers": 1}, LESS, 2
-    ),
-    "exact_topk": Case("exact_topk", {}, EXACT, 1),
-    "exact_topk-query": Case("exact_topk", {"heads": "query", "dense_layers": 4}, EXACT, 1),
-    "exact_topk-top_p": Case("exact_topk", {**P, "top_p": 0.5137, "dense_layers": 4, "heads": "query"}, EXACT, 1),
-    "exact_topk-threshold": Case("exact_topk", {**TAU, "threshold": 0.0103, "dense_layers": 4}, EXACT, 1),
-    "exact_topk-ratio": Case("exact_topk", {"rule": "ratio", "ratio": 0.07, "dense_layers": 4}, EXACT, None),
-    "lychee_decode": Case("lychee_decode", {}, LYCHEE, 1, learnt=True),
-    "lychee_decode-page": Case("lychee_decode", {"page": 4}, LYCHEE, 4, learnt=True),
-    "lychee_decode-every": Case("lychee_decode", {"roles": "every:4"}, LYCHEE, 1),
-    "lychee_decode-top_p": Case("lychee_decode", {**P, "top_p": 0.9537}, LYCHEE, 1, learnt=True),
-    "lychee_decode-all-mass": Case("lychee_decode", {**P, "top_p": 1.0}, LYCHEE, 1, learnt=True),
-    "lychee_decode-threshold": Case("lychee_decode", {**TAU, "threshold": 0.0203}, LYCHEE, 1, learnt=True),
-    "lychee_decode-ratio": Case("lychee_decode", {"rule": "ratio", "ratio": 0.3}, LYCHEE, None, learnt=True),
-    "lychee_decode-ratio-page": Case(
-        "lychee_decode", {"rule": "ratio", "ratio": 0.29, "page": 8}, LYCHEE, None, learnt=True
-    ),
-    "lychee_decode-letter": Case("lychee_decode", {"sinks": 0, "window": 0}, LYCHEE, 1, learnt=True),
-    "lychee_decode-frame-ratio": Case(
-        "lychee_decode", {"rule": "ratio", "ratio": 0.3, "sinks": 5, "window": 6, "page": 4}, LYCHEE, None, learnt=True
-    ),
-    "tidal-frame": Case("tidal", {"reselect": [4], "sinks": 4, "window": 7}, TIDAL, 11),
-    "tidal-frame-top_p": Case("tidal", {**P, "top_p": 0.9037, "reselect": [4], **FRAME}, TIDAL, 8),
-    "exact_topk-frame": Case("exact_topk", {"heads": "query", **FRAME}, EXACT, 8),
-    "exact_topk-frame-threshold": Case("exact_topk", {**TAU, "threshold": 0.0103, **FRAME}, EXACT, 8),
-    "composed-frame": Case("composed", {**PAGES, **FRAME, "roles": "select", "dense_layers": 1}, _composed, 12),
-    "resa": Case("resa", {"page": 4, "min_pages": 3}, _resa, None),
-    "resa-local": Case(
-        "resa", {"page": 3, "ratio": 0.5, "min_pages": 2, "local_pages": 2, "dense_layers": 3}, _resa, None
-    ),
-    "composed-pages-ratio-reuse": Case(
-        "composed", {**PAGES, "rule": "ratio", "ratio": 0.4, "roles": "layers:2+4"}, _composed, None
-    ),
-    "composed-pages-mean": Case(
-        "composed", {**PAGES, "rule": "ratio", "ratio": 0.2, "pooling": "mean", **LOCAL}, _composed, None
-    ),
-    "composed-exact-mean": Case(
-        "composed", {"scorer": "exact", "pooling": "mean", "roles": "layers:2+4", "dense_layers": 2}, _composed, 1
-    ),
-    "composed-pages-every": Case(
-        "composed", {**PAGES, "roles": "every:2", "dense_layers": 1, "heads": "query"}, _composed, 4
-    ),
-    "composed-pages-roles": Case("composed", PAGES, _composed, 4, learnt=True),
-    "composed-exact-pages": Case(
-        "composed", {"scorer": "exact", "page": 4, "roles": "layers:2+5", "heads": "query"}, _composed, 4
-    ),
-    "composed-exact-top_p": Case(
-        "composed", {"scorer": "exact", **P, "top_p": 0.8037, "roles": "select", "dense_layers": 4}, _composed, 1
-    ),
-    "composed-exact-threshold": Case(
-        "composed", {"scorer": "exact", **TAU, "threshold": 0.0203, "heads": "query"}, _composed, 1, learnt=True
-    ),
-    "composed-pages-mass": Case("composed", {**PAGES, "pooling": "mass", "roles": "select"}, _composed, 4),
-    "composed-exact-mass": Case("composed", {"pooling": "mass", "roles": "layers:2+4", **FRAME}, _composed, 8),
-    "composed-pages-union": Case(
-        "composed",
-        {**PAGES, "rule": "rank_union", "roles": "layers:1+4", "dense_layers": 1, "heads": "all"},
-        _rank_union,
-        12,
-    ),
-    "composed-exact-pages-union": Case(
-        "composed",
-        {"page": 4, "rule": "rank_union", "sinks": 5, "recent": 0.5, "roles": "layers:1+4", "dense_layers": 1},
-        _rank_union,
-        16,
-    ),
-    "composed-rank_union": Case(
-        "composed",
-        {"scorer": "exact", "rule": "rank_union", "roles": "layers:1+4", "dense_layers": 1, "heads": "all"},
-        _rank_union,
-        6,
-    ),
+ORACLES: dict[str, Oracle] = {
+    **{name: _sets(getattr(oracles, name)) for name in ("dense", "streaming", "quest", "less_is_more")},
+    **{"tidal": _tidal, "exact_topk": _composed, "lychee_decode": _lychee_decode, "resa": _resa, "composed": _composed},
 }
-"""Every case, by the name that a failing test shows."""
+SMALLEST = {
+    "dense": None,
+    "streaming": 5,
+    "streaming:sinks=0,dense_layers=1": 1,
+    "quest:page=4": 4,
+    "quest:page=4,heads=query,dense_layers=0": 4,
+    "quest:page=4,heads=query,min_pages=3,keep_last=false": 4,
+    "tidal:reselect=4": 1,
+    "tidal:reselect=3+5,heads=query": 1,
+    "tidal:reselect=,dense_layers=0": 1,
+    "tidal:rule=top_p,top_p=0.9037,reselect=4": 1,
+    "tidal:rule=top_p,top_p=0.9037,reselect=4,sinks=3,window=5": 8,
+    "tidal:rule=ratio,ratio=0.3,reselect=4,dense_layers=1": None,
+    "less_is_more:reselect=4": 6,
+    "less_is_more:reselect=3,recent=0.0,sinks=2": 4,
+    "less_is_more:reselect=2,recent=0.58,sinks=0,dense_layers=1": 2,
+    "exact_topk": 1,
+    "exact_topk:heads=query,dense_layers=4": 1,
+    "exact_topk:rule=threshold,threshold=0.0103,dense_layers=4": 1,
+    "exact_topk:rule=threshold,threshold=0.0103,sinks=3,window=5": 8,
+    f"lychee_decode:roles={FILE}": 1,
+    f"lychee_decode:page=4,roles={FILE}": 4,
+    "lychee_decode:roles=every:4": 1,
+    f"lychee_decode:rule=top_p,top_p=0.9537,roles={FILE}": 1,
+    f"lychee_decode:rule=threshold,threshold=0.0203,roles={FILE}": 1,
+    f"lychee_decode:rule=ratio,ratio=0.3,roles={FILE}": None,
+    f"lychee_decode:rule=ratio,ratio=0.29,page=8,roles={FILE}": None,
+    f"lychee_decode:sinks=0,window=0,roles={FILE}": 1,
+    f"lychee_decode:rule=ratio,ratio=0.3,sinks=5,window=6,page=4,roles={FILE}": None,
+    "resa:page=4,min_pages=3": None,
+    "resa:page=3,ratio=0.5,min_pages=2,local_pages=2,dense_layers=3": None,
+    "composed:scorer=page_bounds,page=4,sinks=3,window=5,dense_layers=1": 12,
+    "composed:scorer=page_bounds,page=4,rule=ratio,ratio=0.4,roles=layers:2+4": None,
+    "composed:scorer=page_bounds,page=4,rule=ratio,ratio=0.2,pooling=mean,min_pages=3,local_pages=2": None,
+    "composed:pooling=mean,roles=layers:2+4": 1,
+    "composed:scorer=page_bounds,page=4,roles=every:2,dense_layers=1,heads=query": 4,
+    f"composed:scorer=page_bounds,page=4,roles={FILE}": 4,
+    "composed:page=4,roles=layers:2+5,heads=query": 4,
+    "composed:scorer=page_bounds,page=4,pooling=mass": 4,
+    "composed:pooling=mass,roles=layers:2+4,sinks=3,window=5": 8,
+    "composed:scorer=page_bounds,page=4,rule=rank_union,roles=layers:1+4,dense_layers=1": 12,
+    "composed:page=4,rule=rank_union,sinks=5,recent=0.5,roles=layers:1+4,dense_layers=1": 16,
+    "composed:rule=rank_union,roles=layers:1+4,dense_layers=1,heads=all": 6,
+}
+CASES = {spec: Case(spec, smallest) for spec, smallest in SMALLEST.items()}
+"""Every case, by its spec."""
 
 
 def random_roles(rng: np.random.Generator, kv_heads: int) -> Roles:
@@ -231,9 +193,7 @@ def role_file(folder: Path, roles: Roles, shape: ModelShape) -> Path:
 
 def bind(case: Case, shape: ModelShape, spare: int, roles: Roles) -> tuple[Plan, dict[str, Any]]:
     """The plan at `spare` tokens above the smallest budget; and the options for the oracle."""
-    options = case.options if case.smallest is None else {**case.options, "budget": case.smallest + spare}
-    if not case.learnt:
-        return saccade.policy(case.policy, **options).plan(shape), options
+    budget = {} if case.smallest is None else {"budget": case.smallest + spare}
     with tempfile.TemporaryDirectory() as folder:
-        path = role_file(Path(folder), roles, shape)
-        return saccade.policy(case.policy, **options, roles=str(path)).plan(shape), {**options, "roles": str(path)}
+        spec = case.spec.replace(FILE, str(role_file(Path(folder), roles, shape)))
+        return saccade.policy(spec, **budget).plan(shape), {**case.options, **budget}

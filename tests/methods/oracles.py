@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from oracles import rank_union
+from oracles import attention, rank_union, raw_scores, weights
 
 from .oracles_composed import (
     Array,
@@ -22,7 +22,6 @@ from .oracles_composed import (
     composed,
     dense,
     persistent,
-    token_scores,
     top_k,
     unit_scores,
 )
@@ -89,20 +88,9 @@ def less_is_more(
 # --- attention over given sets, and what is measured -------------------------------------------------------------
 
 
-def weights(q: Array, k: Array, positions: Sequence[int], scale: float) -> Array:
-    """Softmax over `positions` of one query head."""
-    logits = k[list(positions)] @ q * scale
-    e = np.exp(logits - logits.max())
-    return e / e.sum()
-
-
 def outputs(q: Array, k: Array, v: Array, sets: list[list[int]], scale: float) -> Array:
     """``[Hq, d]``: each query head over its own set."""
-    group = q.shape[0] // k.shape[0]
-    out = np.zeros((q.shape[0], v.shape[-1]))
-    for h, positions in enumerate(sets):
-        out[h] = weights(q[h], k[h // group], positions, scale) @ v[h // group, positions]
-    return out
+    return np.array(attention(q, k, v, sets, scale))
 
 
 def attention_recall(q: Array, k: Array, sets: list[list[int]], scale: float) -> list[float]:
@@ -114,7 +102,7 @@ def attention_recall(q: Array, k: Array, sets: list[list[int]], scale: float) ->
 
 def token_recall(q: Array, k: Array, sets: list[list[int]], count: int) -> list[float]:
     """The share of dense's own top `count` tokens that lies in the set, per query head (Tidal fig. 2b)."""
-    rows = token_scores(q, k)
+    rows = raw_scores(q, k, "each")
     every = range(k.shape[1])
     result = []
     for h, s in enumerate(sets):

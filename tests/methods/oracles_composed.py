@@ -17,6 +17,8 @@ from fractions import Fraction
 
 import numpy as np
 
+from oracles import page_scores, raw_scores
+
 Sets = list[list[list[int]]]  # [layer][query head] -> positions, ascending
 Array = np.ndarray
 MASS_ERROR = 1e-5
@@ -46,25 +48,6 @@ Rule = Callable[[Scores, int, int], Cut]
 """From the unit scores of one head, the row's length and the tokens per unit."""
 
 # --- scores and sets ---------------------------------------------------------------------------------------------
-
-
-def token_scores(q: Array, k: Array) -> list[list[float]]:
-    """``q . k`` per query head and position."""
-    group = q.shape[0] // k.shape[0]
-    return [[float(score) for score in k[h // group] @ q[h]] for h in range(q.shape[0])]
-
-
-def page_scores(q: Array, k: Array, page: int) -> list[list[float]]:
-    """Per query head and page, the largest ``q . x`` of any x between the page's elementwise bounds (Quest, ReSA)."""
-    group = q.shape[0] // k.shape[0]
-    scores = []
-    for h in range(q.shape[0]):
-        row = []
-        for start in range(0, k.shape[1], page):
-            keys = k[h // group][start : start + page]
-            row.append(float(np.maximum(q[h] * keys.min(axis=0), q[h] * keys.max(axis=0)).sum()))
-        scores.append(row)
-    return scores
 
 
 def over_group(scores: list[list[float]], group: int, heads: str) -> list[list[float]]:
@@ -192,9 +175,9 @@ def unit_scores(q: Array, k: Array, *, scorer: str, page: int, heads: str, pooli
     if heads == "kv" and pooling == "mean":
         q, group = q.reshape(k.shape[0], group, -1).mean(axis=1), 1
     if scorer == "page_bounds":
-        rows = page_scores(q, k, page)
+        rows = page_scores(q, k, page, "each")
     else:
-        tokens = token_scores(q, k)
+        tokens = raw_scores(q, k, "each")
         rows = [[max(row[start : start + page]) for start in range(0, len(row), page)] for row in tokens]
     return rows if pooling == "mass" else over_group(rows, group, heads)
 

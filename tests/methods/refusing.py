@@ -8,6 +8,8 @@ import pytest
 
 import saccade
 
+from .drawing import SHAPE
+
 
 def bad(*words: str, **options: Any) -> None:
     """`saccade.policy` refuses in one line that holds all words."""
@@ -19,3 +21,12 @@ def bad(*words: str, **options: Any) -> None:
 def check_line(message: str, words: tuple[str, ...]) -> None:
     assert "\n" not in message and message == message.strip()
     assert all(word in message for word in words), message
+
+
+def refusal(name: str, **options: Any) -> str:
+    """What is said of a policy and of its plan, empty if they are valid; other errors pass through."""
+    try:
+        saccade.policy(name, **options).plan(SHAPE)
+    except saccade.PolicyError as error:
+        return str(error)
+    return ""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -13,8 +12,8 @@ from hypothesis import strategies as st
 
 import saccade
 
-from .drawing import OPTIONS, SHAPE
-from .refusing import check_line
+from .drawing import OPTIONS
+from .refusing import check_line, refusal
 
 
 @pytest.mark.parametrize(
@@ -22,56 +21,40 @@ from .refusing import check_line
     [
         ("", ("unknown policy ''", "quest")),
         (":budget=3", ("unknown policy ''",)),
-        ("nope:budget=3", ("unknown policy 'nope'", "less_is_more")),
-        ("quest:budget", ("'budget' is not key=value",)),
-        ("quest:64", ("'64' is not key=value",)),
         ("quest:budget=64,budget=128", ("'budget' is given twice",)),
         ("quest:=64", ("policy quest has no option ''",)),
         ("quest:budget==64", ("budget", "'=64'")),
-        ("quest:budget=64=64", ("budget", "'64=64'")),
-        ("quest:budget=0", ("budget", "'0'")),
         ("tidal:reselect=3,4", ("'4' is not key=value", "lists with +")),
         ("tidal:64", ("'64' is not key=value", "write name:key=value")),
-        ("tidl:budget=3", ("unknown policy 'tidl'", "did you mean tidal?")),
         ("Less-Is-More", ("unknown policy 'Less-Is-More'", "did you mean less_is_more?")),
         ("tidaldecode", ("did you mean tidal?",)),
         ("tidal:Budgt=3", ("no option 'Budgt'", "did you mean budget?")),
-        ("quest:page_size=16", ("no option 'page_size'", "did you mean page?")),
-        ("tidal:budget=many", ("budget='many' is not valid: must be a whole number",)),
         ("tidal:budget=1k", ("budget='1k' is not valid: must be a whole number",)),
         ("tidal:budget=0", ("budget='0' is not valid: must be at least 1",)),
-        ("less_is_more:recent=half", ("recent='half' is not valid: must be a number",)),
         ("less_is_more:recent=1.5", ("recent='1.5' is not valid: must be at most 1",)),
         ("less_is_more:recent={x}", ("recent='{x}' is not valid",)),
         ("auto", ("unknown policy 'auto'", "recipes are for decoding", "saccade.sparsify")),
         ("recipe:qwen3-8b", ("unknown policy 'recipe'", "recipes are for decoding", "saccade.sparsify")),
         ("found.json", ("unknown policy 'found.json'", "recipes are for decoding", "saccade.sparsify")),
-        ("tidal:reselect=+", ("reselect", "''")),
         ("tidal:reselect=3+", ("reselect", "''")),
-        ("dense:budget=64", ("policy dense has no option 'budget'", "none")),
-        ("dense:rectify=4", ("policy dense has no option 'rectify'", "none")),
         ("resa:budget=64", ("policy resa has no option 'budget'", "min_pages")),
         ("tidal:rectify=4:verify:now", ("rectify", "mode='verify:now'")),
         ("tidal:budget=none,rule=ratio,ratio=0.5", ("budget", "'none'")),
         ("quest:budget=64\npage=4", ("budget",)),
-        ("quest\n", ()),
     ],
 )
 def test_bad_spec(spec: str, words: tuple[str, ...]) -> None:
-    if not words:
-        assert saccade.Policy.from_spec(spec).name == spec.strip()
-        return
     with pytest.raises(saccade.PolicyError) as error:
         saccade.Policy.from_spec(spec)
     check_line(str(error.value), words)
 
 
-@pytest.mark.parametrize("spec", [" tidal:budget=64", "tidal : budget = 64 ,", "tidal:\tbudget =64\n"])
-def test_blanks_around_words_mean_nothing(spec: str) -> None:
-    assert saccade.policy(spec) == saccade.Policy.from_spec(spec) == saccade.policy("tidal", budget=64)
+def test_blanks_around_words_mean_nothing() -> None:
+    for spec in (" tidal : budget = 64 ,", "tidal:\tbudget =64\n"):
+        assert saccade.policy(spec) == saccade.Policy.from_spec(spec) == saccade.policy("tidal", budget=64)
 
 
-@pytest.mark.parametrize("name", [3, None, ("tidal",), {"name": "tidal"}])
+@pytest.mark.parametrize("name", [None, ("tidal",)])
 def test_a_policy_is_named_by_text(name: Any) -> None:
     with pytest.raises(saccade.PolicyError) as error:
         saccade.policy(name)
@@ -84,26 +67,19 @@ VALID = {"version": 1, "name": "quest", "options": {"budget": 64}}
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ("", ("cannot be read",)),
         ("{", ("cannot be read",)),
         ("[" * 100_000, ("cannot be read",)),
         ('{"version": 1' + "0" * 5000 + "}", ("cannot be read",)),
-        ("null", ("exactly the keys name, options, version",)),
-        ("[]", ("exactly the keys",)),
-        ('"quest"', ("exactly the keys",)),
+        ("[]", ("exactly the keys name, options, version",)),
         (json.dumps({**VALID, "extra": 1}), ("exactly the keys",)),
         (json.dumps({"name": "quest", "options": {}}), ("exactly the keys",)),
         (json.dumps({**VALID, "version": 2}), ("version 2", "reads version 1")),
-        (json.dumps({**VALID, "version": "1"}), ("version '1'",)),
         (json.dumps({**VALID, "version": True}), ("version True",)),
         (json.dumps({**VALID, "name": 3}), ("name=3",)),
         (json.dumps({**VALID, "name": "nope"}), ("unknown policy 'nope'",)),
         (json.dumps({**VALID, "options": []}), ("exactly the keys", "options")),
-        (json.dumps({**VALID, "options": {"budgets": 1}}), ("has no option 'budgets'",)),
         (json.dumps({**VALID, "options": {"budget": math.nan}}), ("budget", "nan")),
-        (json.dumps({**VALID, "options": {"budget": "many"}}), ("budget", "'many'")),
         (json.dumps({**VALID, "options": {"rectify": {"every": 4, "seldom": 1}}}), ("rectify", "unknown key 'seldom'")),
-        (json.dumps({**VALID, "options": {"rectify": {"every": math.nan}}}), ("rectify", "every=nan")),
     ],
 )
 def test_bad_json(text: str, words: tuple[str, ...]) -> None:
@@ -115,35 +91,25 @@ def test_bad_json(text: str, words: tuple[str, ...]) -> None:
 @given(st.text(max_size=40))
 def test_no_text_but_a_spec_gets_through(text: str) -> None:
     """Any text is a policy or a one-line `PolicyError`, as spec and as JSON."""
-    for read in (saccade.Policy.from_spec, saccade.Policy.from_json):
-        assert refusal(lambda read=read: read(text)) in (0, 1)
+    assert "\n" not in refusal(text)
+    with pytest.raises(saccade.PolicyError) as error:
+        saccade.Policy.from_json(text)  # the shortest that is valid has 41 characters
+    check_line(str(error.value), ())
+
+
+VALUES = st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5)
 
 
 @given(
     st.sampled_from(sorted(OPTIONS)),
     st.dictionaries(
         st.sampled_from(sorted({option for options in OPTIONS.values() for option in options})),
-        st.none()
-        | st.booleans()
-        | st.integers()
-        | st.floats()
-        | st.text(max_size=5)
-        | st.lists(st.integers(-2, 9), max_size=2),
+        VALUES | st.lists(st.integers(-2, 9), max_size=2),
     ),
 )
 def test_no_value_but_a_valid_one_gets_through(name: str, options: dict[str, Any]) -> None:
-    def bind() -> None:
-        policy = saccade.policy(name, **options)
-        policy.plan(SHAPE)
-        assert policy.budget is None or policy.budget >= 1
-
-    assert refusal(bind) in (0, 1)
-
-
-def refusal(call: Callable[[], object]) -> int:
-    """Lines of the `PolicyError` that a call raises, 0 if it raises none; other errors pass through."""
-    try:
-        call()
-    except saccade.PolicyError as error:
-        return len(str(error).splitlines())
-    return 0
+    line = refusal(name, **options)
+    assert "\n" not in line
+    if not line:
+        budget = saccade.policy(name, **options).budget
+        assert budget is None or budget >= 1

@@ -8,13 +8,14 @@ does; an element within float32's error of the middle between two bfloat16 numbe
 from __future__ import annotations
 
 import copy
+from collections.abc import Callable
 from dataclasses import dataclass, field, fields
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from hypothesis import example, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from saccade.methods._roles import roles_of
@@ -26,7 +27,7 @@ from . import oracles
 from .harness import Decoder, check_outputs
 from .layouts import Batch
 from .oracles_cluster import Clustered, Settings, default_buffer
-from .oracles_composed import Cut, Roles, always, by_roles, every, persistent
+from .oracles_composed import Cut, Roles, always, by_roles, persistent
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
@@ -74,18 +75,11 @@ def settings_of(given: dict[str, Any], dtype: str, *, exact_ties: bool = False) 
     return Settings(**values, bfloat16=dtype == "bfloat16", exact_ties=exact_ties)
 
 
-def plan_of(given: dict[str, Any], shape: ModelShape) -> Plan:
-    """One dense layer and others that search an index of these settings, as `lychee_cluster` does with those it has."""
+def plan_of(given: dict[str, Any], shape: ModelShape, publishing: bool) -> Plan:
+    """Behind one dense layer, others search an index of these settings; or two publish, and those behind them reuse."""
     settings = {name: value for name, value in given.items() if name != "rectify"}
     selector = ClusterSelector(**settings, every=given.get("rectify") or 0)
-    return Plan(selector, layer_roles(shape, 1))
-
-
-def under_roles(given: dict[str, Any], shape: ModelShape) -> Plan:
-    """The index under roles as `composed` has them, behind one dense layer."""
-    roles = given["roles"]
-    of_layers = (layer_roles(shape, 1),) if roles == "select" else roles_of(roles, shape, 1)
-    return Plan(ClusterSelector(budget=given["budget"]), *of_layers)
+    return Plan(selector, *(roles_of("layers:1+3", shape, 1) if publishing else (layer_roles(shape, 1),)))
 
 
 @dataclass
@@ -95,7 +89,8 @@ class Trial:
     situation: dict[str, Any]
     dtype: str = "float32"
     content: str = "spread"
-    roles: Roles = ()  # given: the options are those of `composed`; else of an index, in the second of two layers
+    publishing: bool = False
+    roles: Roles = field(init=False)
     batch: Batch = field(init=False)
     decoder: Decoder = field(init=False)
     rows: list[list[Clustered]] = field(init=False)
@@ -106,15 +101,14 @@ class Trial:
         drawn = self.situation
         rng = np.random.default_rng(drawn["seed"])
         sizes = {key: drawn[key] for key in ("kv_heads", "group")}
-        options, by_index = drawn["options"], not self.roles
-        self.roles = self.roles or always(2, drawn["kv_heads"], 1)
+        options, kv_heads = drawn["options"], drawn["kv_heads"]
+        self.roles = persistent(5, kv_heads, 1, [1, 3]) if self.publishing else always(2, kv_heads, 1)
         layers = len(self.roles)
         self.batch = Batch.random(rng, drawn["lengths"], layers=layers, content=self.content, **sizes)
-        shape = ModelShape(layers, drawn["kv_heads"] * drawn["group"], drawn["kv_heads"], self.batch.dim)
-        plan = plan_of(options, shape) if by_index else under_roles(options, shape)
-        self.decoder = Decoder(plan, shortcut=drawn["shortcut"])
+        shape = ModelShape(layers, kv_heads * drawn["group"], kv_heads, self.batch.dim)
+        self.decoder = Decoder(plan_of(options, shape, self.publishing), shortcut=drawn["shortcut"])
         given = settings_of(options, self.dtype, exact_ties=self.content == "crossed")
-        self.rows = [[Clustered.new(given, drawn["kv_heads"]) for _ in range(layers)] for _ in drawn["lengths"]]
+        self.rows = [[Clustered.new(given, kv_heads) for _ in range(layers)] for _ in drawn["lengths"]]
 
     def expected(self, row: int, clean: int | None) -> oracles.Sets:
         """What the oracle says of a row; `clean` is logical."""
@@ -160,18 +154,22 @@ class Trial:
         self.decoder.permute(rows)
 
 
-def few(trials: list[Trial], share: float = 0.2) -> bool:
-    """Whether at most this share of the sequences ended early, and two for chance; 2 % do in float32."""
-    return sum(trial.near_tie for trial in trials) <= share * len(trials) + 2
+def expect_few_ties(trial: Callable[..., Trial], drawn: dict[str, Any], examples: int = 8, share: float = 0.2) -> None:
+    """At most this share of the drawn sequences end early, and two for chance; 2 % do in float32."""
+    trials: list[Trial] = []
+
+    @given(**drawn)
+    @settings(max_examples=examples, deadline=None)
+    def run(**values: Any) -> None:
+        trials.append(trial(**values))
+
+    run()
+    assert sum(trial.near_tie for trial in trials) <= share * len(trials) + 2
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_steps_in_sequence_match_the_oracle(dtype: str) -> None:
-    trials: list[Trial] = []
-
-    @given(situation=situations(), steps=st.integers(25, 50), content=st.sampled_from(["spread", "similar"]))
-    @settings(max_examples=10, deadline=None)
-    def run(situation: dict[str, Any], steps: int, content: str) -> None:
+    def run(situation: dict[str, Any], steps: int, content: str) -> Trial:
         if dtype == "bfloat16":  # one index only: every element of every centroid can lie between two numbers
             situation = {**situation, "lengths": situation["lengths"][:1], "kv_heads": 1}
         else:
@@ -179,20 +177,17 @@ def test_steps_in_sequence_match_the_oracle(dtype: str) -> None:
         trial = Trial(situation, dtype, content)
         for step in range(steps):
             trial.step(outputs=step % 8 == 0)
-        trials.append(trial)
+        return trial
 
-    run()
+    drawn = {"steps": st.integers(25, 50), "content": st.sampled_from(["spread", "similar"])}
     # Of a bfloat16 index 14 % end early, and 33 % where keys are similar.
-    assert few(trials, 0.5 if dtype == "bfloat16" else 0.2)
+    expect_few_ties(run, {"situation": situations(), **drawn}, 10, 0.5 if dtype == "bfloat16" else 0.2)
 
 
 def test_index_survives_rewritten_tokens_and_moved_rows() -> None:
     """Crop into the buffer, into lazily added chunks and into the build; then reorder and repeat rows."""
-    trials: list[Trial] = []
 
-    @given(situation=situations(), cuts=st.lists(st.integers(1, 25), min_size=2, max_size=2), data=st.data())
-    @settings(max_examples=8, deadline=None)
-    def run(situation: dict[str, Any], cuts: list[int], data: st.DataObject) -> None:
+    def run(situation: dict[str, Any], cuts: list[int], data: st.DataObject) -> Trial:
         lengths = [length + 20 for length in situation["lengths"]]
         trial = Trial({**situation, "lengths": lengths, "layout": "padded"})
         for cut in cuts:
@@ -207,19 +202,16 @@ def test_index_survives_rewritten_tokens_and_moved_rows() -> None:
             trial.select([*rows, lengths.index(max(lengths))])  # buffers do not shrink when rows leave
         for _ in range(12):
             trial.step()
-        trials.append(trial)
+        return trial
 
-    run()
-    assert few(trials)
+    cuts = st.lists(st.integers(1, 25), min_size=2, max_size=2)
+    expect_few_ties(run, {"situation": situations(), "cuts": cuts, "data": st.data()})
 
 
 def test_only_clean_tokens_leave_the_buffer_under_rectification() -> None:
     """After `every` sparse steps those tokens are rewritten together with a new one, and count as clean again."""
-    trials: list[Trial] = []
 
-    @given(situation=situations(), every=st.integers(1, 9), rounds=st.integers(3, 6))
-    @settings(max_examples=8, deadline=None)
-    def run(situation: dict[str, Any], every: int, rounds: int) -> None:
+    def run(situation: dict[str, Any], every: int, rounds: int) -> Trial:
         given = dict(situation["options"])
         given["budget"] += 2 * every
         trial = Trial({**situation, "options": {**given, "rectify": every}, "layout": "padded"})
@@ -232,21 +224,17 @@ def test_only_clean_tokens_leave_the_buffer_under_rectification() -> None:
             trial.batch.crop(every)
             trial.decoder.begin(trial.batch)
             trial.batch.extend(every + 1)
-        trials.append(trial)
+        return trial
 
-    run()
-    assert few(trials)
+    drawn = {"every": st.integers(1, 9), "rounds": st.integers(3, 6)}
+    expect_few_ties(run, {"situation": situations(), **drawn})
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_ties_go_to_the_lower_index(dtype: str) -> None:
     """Chunks of equal keys, on two axes or zero: nearly every decision is a tie that is one in float32 too."""
-    trials: list[Trial] = []
 
-    @given(seed=st.integers(0, 2**32 - 1), size=st.integers(1, 4))
-    @settings(max_examples=10, deadline=None)
-    @example(seed=401, size=1)  # |q| is 39/16: a centroid at -q and a radius of 1 tie with a centroid at q
-    def run(seed: int, size: int) -> None:
+    def run(seed: int, size: int) -> Trial:
         replant = 128 if seed % 2 else 5
         chunks = {"sinks": 4, "buffer": 8, "chunk_min": 4, "chunk_max": 4, "chunking": "fixed"}
         drawn = {"seed": seed, "lengths": [70, 33], "kv_heads": 1, "group": 2, "layout": "padded"}
@@ -254,33 +242,19 @@ def test_ties_go_to_the_lower_index(dtype: str) -> None:
         trial = Trial({**drawn, "shortcut": True, "text": True, "options": given}, dtype, "crossed")
         for _ in range(25):
             trial.step()
-        trials.append(trial)
+        return trial
 
-    run()
+    # |q| is 39/16: a centroid at -q and a radius of 1 tie with a centroid at q.
+    run(seed=401, size=1)
     # 35 % end early: at a tie of bounds whose radii have grown, and how they were rounded up is not ruled.
-    assert few(trials, 0.7)
+    expect_few_ties(run, {"seed": st.integers(0, 2**32 - 1), "size": st.integers(1, 4)}, 10, 0.7)
 
 
-PLANS = {
-    "layers:1+3": lambda kv_heads: persistent(5, kv_heads, 1, [1, 3]),
-    "every:2": lambda kv_heads: every(5, kv_heads, 2, 1),
-    "select": lambda kv_heads: always(3, kv_heads, 1),
-}
-
-
-@pytest.mark.parametrize("roles", PLANS)
-def test_cluster_index_under_other_roles(roles: str) -> None:
-    """Layers that attend to all and refresh their set from the index, and layers that reuse it."""
-    trials: list[Trial] = []
-
-    @given(situation=situations(), budget=st.integers(33, 70))
-    @settings(max_examples=3, deadline=None)
-    def run(situation: dict[str, Any], budget: int) -> None:
-        given = {"budget": budget + 15, "roles": roles}
-        trial = Trial({**situation, "options": given}, roles=PLANS[roles](situation["kv_heads"]))
+def test_layers_that_publish_refresh_from_the_index_and_others_reuse() -> None:
+    def run(situation: dict[str, Any], budget: int) -> Trial:
+        trial = Trial({**situation, "options": {"budget": budget + 15}}, publishing=True)
         for step in range(30):
             trial.step(outputs=step % 8 == 0)
-        trials.append(trial)
+        return trial
 
-    run()
-    assert few(trials)
+    expect_few_ties(run, {"situation": situations(), "budget": st.integers(33, 70)}, 3)

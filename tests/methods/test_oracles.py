@@ -6,41 +6,11 @@ import copy
 import math
 
 import numpy as np
-import pytest
 
-from . import oracles_cluster, oracles_composed
-from .oracles_cluster import Clustered, HeadIndex, Margin, Settings, chunks_of, k_means
+from . import oracles_composed
+from .oracles_cluster import Clustered, HeadIndex, Margin, Settings, k_means
 
 E = np.eye(8)
-
-
-def test_chunks_end_at_the_strongest_and_latest_delimiter() -> None:
-    levels = [0, 4, 0, 4, 0, 2, 3, 0, 0, 0, 0, 0, 1, 0, 0, 0]
-    # From 0, lengths 2..4 end at tokens 1, 2, 3: two spaces, the later one. From 4, they end at 5, 6, 7: the sentence
-    # beats the comma. From 6, nothing delimits 7, 8, 9: four tokens. From 10: the paragraph. From 13 three are too few.
-    assert chunks_of(levels, 0, 16, 2, 4) == [(0, 4), (4, 6), (6, 10), (10, 13)]
-    assert chunks_of([*levels, 0], 0, 17, 2, 4)[-1] == (13, 17)
-    assert chunks_of(levels, 0, 14, 2, 4)[-1] == (10, 13)
-    assert chunks_of(levels, 0, 13, 2, 4)[-1] == (6, 10)
-    assert chunks_of(levels, 3, 7, 2, 4) == [(3, 6)]
-
-
-def test_fixed_chunks() -> None:
-    assert chunks_of(None, 2, 15, 3, 5) == [(2, 7), (7, 12)]
-    assert chunks_of(None, 2, 17, 3, 5) == [(2, 7), (7, 12), (12, 17)]
-    assert chunks_of(None, 2, 14, 3, 5) == [(2, 7), (7, 12)]
-
-
-def test_k_means_finds_obvious_groups() -> None:
-    """Directions 0 and 3, wobbling; the first centroids are chunks 0 and 3, one of each."""
-    vectors = [E[0], E[0] + 0.1 * E[1], E[0] - 0.1 * E[1], E[3], E[3] + 0.1 * E[4], E[3] - 0.1 * E[4]]
-    vectors = [v / np.linalg.norm(v) for v in vectors]
-    margin = Margin()
-    centroids, labels = k_means(vectors, 2, margin)
-    assert labels == [0, 0, 0, 1, 1, 1]
-    assert np.allclose(centroids, [E[0], E[3]])
-    # The closest decision: chunk 0's 1 against 0, or a wobbling one's cosine against 0.
-    assert math.isclose(margin.smallest * oracles_cluster.PRODUCT_ERROR, 1 / math.sqrt(1.01))
 
 
 def test_empty_cluster_takes_the_farthest_chunk() -> None:
@@ -110,44 +80,6 @@ def test_upper_bounds_hold_after_lazy_updates() -> None:
                 assert np.linalg.norm(v - node.centroid) <= node.radius + 1e-12
                 assert np.linalg.norm(v - unit.centroid) <= unit.radius + 1e-12
     assert sorted(i for node in index.clusters for i in node.children) == list(range(len(index.keys)))
-
-
-@pytest.mark.parametrize(
-    ("budget", "sinks", "longest", "every", "size"),
-    [(1024, 16, 16, 0, 128), (64, 16, 16, 0, 16), (128, 16, 16, 32, 32), (60, 16, 16, 0, 13), (48, 16, 16, 0, 1)],
-)
-def test_default_buffer(budget: int, sinks: int, longest: int, every: int, size: int) -> None:
-    assert oracles_cluster.default_buffer(budget, sinks, longest, every) == size
-
-
-def test_rounding_to_bfloat16() -> None:
-    """Eight bits: 0.1 is 0.100097656, 1 + 1/256 lies halfway and goes to the even 1."""
-    index = HeadIndex(Settings(budget=8, bfloat16=True), Margin())
-    assert index.store(np.array([0.1, 1.0, -0.3])).tolist() == [0.10009765625, 1.0, -0.30078125]
-    assert math.isclose(
-        index.margin.smallest, min(2**-12 - (0.10009765625 - 0.1), 2**-10 - 0.00078125) / 3e-7, rel_tol=1e-6
-    )
-    assert index.store(np.array([1 + 1 / 256])).tolist() == [1.0]
-
-
-def test_rules_by_hand() -> None:
-    scores = [math.log(x) for x in (0.4, 0.1, 0.2, 0.25, 0.05)]  # the last is the current token
-    top_p, threshold = oracles_composed.top_p, oracles_composed.threshold
-    assert sorted(top_p(0.6, 5, 1.0)(scores, 5, 1).units) == [0, 3, 4]
-    assert sorted(top_p(0.8, 5, 1.0)(scores, 5, 1).units) == [0, 2, 3, 4]
-    assert top_p(0.05 - 1e-9, 5, 1.0)(scores, 5, 1).units == [4]
-    assert top_p(1.0, 5, 1.0)(scores, 5, 1).units == [4, 0, 3, 2, 1]
-    narrow = top_p(0.8, 3, 1.0)(scores, 5, 1)
-    assert sorted(narrow.units) == [0, 3, 4] and narrow.overflowed
-    assert sorted(threshold(0.15, 5, 1.0)(scores, 5, 1).units) == [0, 2, 3, 4]
-    assert threshold(0.5, 5, 1.0)(scores, 5, 1).units == [4]
-    narrow = threshold(0.15, 3, 1.0)(scores, 5, 1)
-    assert sorted(narrow.units) == [0, 3, 4] and narrow.overflowed
-    ratio = oracles_composed.ratio
-    assert len(ratio(0.1)([0.0] * 30, 30, 1).units) == 3  # 0.1 * 30 is 3.0000000000000004
-    assert sorted(ratio(0.1, 2, 1)([1.0, 3.0, 2.0, 0.0], 50, 16).units) == [1, 3]
-    assert ratio(0.1, 16, 1)([1.0, 3.0, 2.0, 0.0], 50, 16).units == [3, 1, 2, 0]
-    assert sorted(ratio(0.5, 1, 2)([3.0, 4.0, 1.0, 0.0], 4, 1).units) == [2, 3]
 
 
 def test_roles_by_hand() -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import json
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -11,13 +10,10 @@ import pytest
 
 import own_method
 import saccade
-from adapters import tiny
-from adapters.ways import WAYS, offered
-from commands import invoker, write_model
+from commands import invoker
 from own_method import NAME, PACKAGE, SAME, installed
 from saccade.calibrate.candidates import families
 from saccade.cli import app
-from saccade.eval import context
 from saccade.eval.entry import usual_policies
 
 from .drawing import SHAPE
@@ -45,38 +41,6 @@ def test_it_stands_beside_ours() -> None:
     policy = saccade.policy(NAME, budget=64)
     assert saccade.Policy.from_spec(str(policy)) == policy == saccade.Policy.from_json(policy.to_json())
     assert policy.plan(SHAPE) == saccade.Policy.from_spec(f"{SAME},budget=64").plan(SHAPE)
-
-
-def test_it_is_compared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(context, "QUESTIONS_PER_CONTEXT", 1)
-    monkeypatch.setattr(context, "ANSWER_TOKENS", 4)
-    model, results = write_model(tmp_path / "model"), tmp_path / "results"
-    arguments = ("--context", 1024, "--limit", 1, "--policy", NAME, "--policy", SAME, "--budget", 64)
-    with installed(tmp_path, METHOD=NAME):
-        result = invoker(app)("compare", "--model", model, "--output-dir", results, *arguments)
-    assert result.exit_code == 0, result.output
-    rows = {row["policy"]: row for row in json.loads((results / "results.json").read_text())["rows"]}
-    theirs, ours = rows[NAME], rows["composed"]
-    measured = ("share_attended", "recall", "recall_per_layer", "token_recall", "correct")
-    assert [theirs[name] for name in measured] == [ours[name] for name in measured]
-    assert theirs["share_attended"] < 0.5
-
-
-@pytest.mark.usefixtures("known")
-def test_it_decodes_however_one_generates() -> None:
-    def tokens(spec: str, way: str) -> list[list[int]]:
-        with saccade.sparsify(tiny.llama(), spec):
-            return WAYS[way](tiny.llama()).tolist()
-
-    sparse = f"{NAME}:budget=8"
-    greedy = tokens(sparse, "greedy")
-    for way in offered("by hand", "prompt lookup", "chunked prefill", "static cache"):
-        assert tokens(sparse, way) == greedy
-    for way in ("greedy", "beams", "left-padded"):
-        assert tokens(sparse, way) == tokens(f"{SAME},budget=8", way)
-        covered = tokens(tiny.small(saccade.policies()[NAME]).format(budget=tiny.LARGE), way)
-        assert covered == WAYS[way](tiny.llama()).tolist()
-    assert greedy != WAYS["greedy"](tiny.llama()).tolist()
 
 
 def test_a_name_is_given_once() -> None:

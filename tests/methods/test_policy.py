@@ -20,41 +20,27 @@ from .drawing import NEEDED, OPTIONS, SHAPE, policies
 
 @given(policies())
 def test_round_trips(policy: saccade.Policy) -> None:
-    assert saccade.Policy.from_json(policy.to_json()) == policy
-    assert saccade.Policy.from_spec(policy.to_spec()) == policy
-    assert saccade.Policy.from_spec(str(policy)) == policy
-    assert policy.plan(SHAPE) == saccade.Policy.from_json(policy.to_json()).plan(SHAPE)
-
-
-@given(policies())
-def test_json_is_plain_and_complete(policy: saccade.Policy) -> None:
+    again = saccade.Policy.from_json(policy.to_json())
+    assert again == policy == saccade.Policy.from_spec(policy.to_spec()) == saccade.Policy.from_spec(str(policy))
+    assert hash(policy) == hash(again) and policy.plan(SHAPE) == again.plan(SHAPE)
     data = json.loads(policy.to_json())
     assert sorted(data) == ["name", "options", "version"]
     assert set(data["options"]) == set(OPTIONS[policy.name])
-    assert hash(policy) == hash(saccade.Policy.from_json(policy.to_json()))
 
 
 @pytest.mark.parametrize(
     ("spec", "name", "options"),
     [
-        ("dense", "dense", {}),
-        ("tidal", "tidal", {}),
-        (" quest:budget=64 ", "quest", {"budget": 64}),
         ("quest: budget=64 , page=8,", "quest", {"budget": 64, "page": 8}),
         ("tidal:reselect=12+20", "tidal", {"reselect": [12, 20]}),
         ("tidal:reselect=12", "tidal", {"reselect": 12}),
         ("tidal:reselect=", "tidal", {"reselect": []}),
-        ("less_is_more:recent=0.5,budget=2048", "less_is_more", {"recent": 0.5, "budget": 2048}),
         ("less_is_more:recent=1", "less_is_more", {"recent": 1}),
         ("streaming:sinks=0", "streaming", {"sinks": 0}),
-        ("quest:heads=query", "quest", {"heads": "query"}),
         ("less_is_more:budget=256,rectify=32", "less_is_more", {"budget": 256, "rectify": saccade.Rectify(32)}),
         ("tidal:rectify=4:verify", "tidal", {"rectify": {"every": 4, "mode": "verify"}}),
-        ("quest:rectify=16", "quest", {"rectify": 16}),
         ("resa", "resa", {"rectify": saccade.Rectify(32, "overwrite")}),
-        ("resa:rectify=none", "resa", {"rectify": None}),
         ("resa:rectify=", "resa", {"rectify": None}),
-        ("tidal:rule=top_p,top_p=0.9", "tidal", {"rule": "top_p", "top_p": 0.9}),
         ("exact_topk:rule=threshold,threshold=1e-4", "exact_topk", {"rule": "threshold", "threshold": 0.0001}),
         ("lychee_decode:roles=every:04", "lychee_decode", {"roles": "every:4"}),
         ("lychee_decode:roles=/a b/c=d:e.json", "lychee_decode", {"roles": Path("/a b/c=d:e.json")}),
@@ -102,24 +88,23 @@ def test_two_layers_are_dense_unless_every_layer_of_a_few_chooses(name: str) -> 
     assert dense(plain, dense_layers=1) == [0] and dense(mixed, dense_layers=2) == [1, 3]
 
 
-def test_defaults_are_the_papers() -> None:
-    assert saccade.policies()["less_is_more"].defaults == {
-        "budget": 2048, "reselect": None, "sinks": 4, "recent": 0.25, "dense_layers": 2, "rectify": None,
-    }  # fmt: skip
-    assert saccade.policies()["quest"].defaults == {
-        "budget": 2048, "page": 16, "min_pages": 1, "keep_last": True, "heads": "kv", "dense_layers": None,
-        "rectify": None,
-    }  # fmt: skip
-    cut = {"budget": 2048, "rule": "top_k", "top_p": None, "threshold": None, "ratio": None}
-    cut |= {"sinks": None, "window": None}
-    plain = {**cut, "heads": "kv", "dense_layers": 2, "rectify": None}
-    assert saccade.policies()["tidal"].defaults == {**plain, "reselect": None}
-    assert saccade.policies()["exact_topk"].defaults == {**plain, "dense_layers": None}
-    assert saccade.policies()["lychee_decode"].defaults == {**cut, "roles": None, "page": 1, "rectify": None}
-    assert saccade.policies()["resa"].defaults == {
-        "page": 16, "ratio": 0.1, "min_pages": 16, "local_pages": 1, "dense_layers": 0, "rectify": saccade.Rectify(32),
-    }  # fmt: skip
-    assert saccade.policies()["streaming"].defaults["sinks"] == 4
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        ("streaming", {"sinks": 4}),
+        ("quest", {"page": 16, "min_pages": 1, "keep_last": True, "heads": "kv", "dense_layers": None}),
+        ("tidal", {"rule": "top_k", "heads": "kv", "dense_layers": 2, "sinks": None, "window": None}),
+        ("exact_topk", {"rule": "top_k", "heads": "kv", "dense_layers": None}),
+        ("less_is_more", {"sinks": 4, "recent": 0.25, "dense_layers": 2, "reselect": None}),
+        ("lychee_decode", {"rule": "top_k", "roles": None, "page": 1, "sinks": None, "window": None}),
+        ("resa", {"page": 16, "ratio": 0.1, "min_pages": 16, "local_pages": 1, "dense_layers": 0}),
+    ],
+)
+def test_defaults_are_the_papers(name: str, options: dict[str, Any]) -> None:
+    rectify = saccade.Rectify(32) if name == "resa" else None
+    budget = {} if name == "resa" else {"budget": 2048}
+    defaults = saccade.policies()[name].defaults
+    assert defaults == {**defaults, **options, **budget, "rectify": rectify}
 
 
 def test_policies_are_frozen() -> None:
@@ -143,7 +128,7 @@ def test_budget_fills_in_where_none_was_given() -> None:
         saccade.policy("quest").with_budget(3)
 
 
-@pytest.mark.parametrize("name", ["tidal", "exact_topk", "lychee_decode", "composed"])
+@pytest.mark.parametrize("name", ["tidal", "lychee_decode"])
 def test_a_share_of_the_row_has_no_budget(name: str) -> None:
     policy = saccade.policy(name, rule="ratio", ratio=0.3, **NEEDED.get(name, {}))
     assert policy.budget is None and policy.with_budget(64) is policy

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,6 +14,7 @@ from hypothesis import strategies as st
 import mangling
 import saccade
 from mangling import FREE, ROLE_FILE
+from methods.refusing import check_line
 from saccade.plans.role_file import RoleFile
 from saccade.plans.roles import RoleMap
 from saccade.types import ModelShape, Role
@@ -61,8 +61,6 @@ def test_what_is_written_reads_back(file: RoleFile) -> None:
 # --- what a file must not hold ------------------------------------------------------------------------------------
 
 MANGLED = {
-    "empty": ("", ("not JSON",)),
-    "NaN in roles": (changed(roles=[[math.nan, "publish"], *ROLES[1:]]), ("NaN", "finite")),
     "too few layers": (changed(roles=ROLES[:2]), ("2 layers", "3 layers")),
     "roles that are a name": (changed(roles="publish"), ("roles='publish'", "a list for each layer")),
     "too many heads": (changed(roles=[*ROLES[:2], ["reuse"] * 3]), ("layer 2", "3 heads", "2 KV heads")),
@@ -70,10 +68,6 @@ MANGLED = {
     "an unknown role": (
         changed(roles=[*ROLES[:2], ["reuse", "retrieval"]]),
         ("roles.2.1='retrieval'", "dense, publish, select, reuse"),
-    ),
-    "a role that is a number": (
-        changed(roles=[*ROLES[:2], ["reuse", 1]]),
-        ("roles.2.1=1", "dense, publish, select, reuse"),
     ),
     "a reuser below its publisher": (
         changed(roles=[["publish", "dense"], ["reuse", "reuse"], ["publish", "publish"]]),
@@ -96,8 +90,8 @@ def refused(words: tuple[str, ...], path: Path, shape: ModelShape) -> None:
         with pytest.raises(saccade.PolicyError) as error:
             policy.plan(shape)
         message = str(error.value)
-        assert "\n" not in message and len(message) < 400 + len(str(path))
-        assert all(word in message for word in words), message
+        check_line(message, words)
+        assert len(message) < 400 + len(str(path))
 
 
 # --- files of other models ----------------------------------------------------------------------------------------
@@ -107,8 +101,6 @@ def refused(words: tuple[str, ...], path: Path, shape: ModelShape) -> None:
     "other",
     [
         {"layers": 4},
-        {"query_heads": 8},
-        {"head_dim": 16},
         {"query_heads": 2, "kv_heads": 1},
         {"architecture": "llama"},
         {"weights": "000000"},
@@ -126,7 +118,7 @@ def test_a_file_of_another_model_is_refused_with_both_fingerprints(other: dict[s
     refused((f"{path} belongs to another model: it is for {both[0]}, this one is {both[1]}",), path, shape)
 
 
-@pytest.mark.parametrize("unknown", ["architecture", "weights", "hidden_size", "intermediate_size"])
+@pytest.mark.parametrize("unknown", ["architecture", "weights", "hidden_size"])
 def test_what_nobody_knows_is_not_compared(unknown: str, tmp_path: Path) -> None:
     path = tmp_path / "roles.json"
     path.write_text(json.dumps(VALID))
@@ -164,10 +156,3 @@ def test_lychee_decodes_first_layer_retrieves_with_all_heads(role: str, tmp_path
     with pytest.raises(saccade.PolicyError, match=f"KV head 1 of layer 0 is {role}, but all heads of layer 0 must pub"):
         saccade.policy("lychee_decode", roles=path).plan(SHAPE)
     saccade.policy("composed", roles=path).plan(SHAPE)
-
-
-def test_one_set_for_all_heads_needs_one_role_per_layer(tmp_path: Path) -> None:
-    path = tmp_path / "roles.json"
-    path.write_text(json.dumps(VALID))
-    with pytest.raises(saccade.PolicyError, match="mixes roles"):
-        saccade.policy("composed", roles=path, rule="rank_union").plan(SHAPE)

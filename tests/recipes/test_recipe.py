@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import errno
 import json
 import math
-import os
 from dataclasses import replace
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -18,8 +16,8 @@ from hypothesis import strategies as st
 import mangling
 import saccade
 from mangling import FREE, SHAPE
+from methods.drawing import OPTIONS
 from methods.refusing import check_line
-from methods.test_policy import OPTIONS
 from saccade import Policy, PolicyError, Recipe
 from saccade.plans.identity import fingerprint, refuse_other, same_model
 from saccade.recipes.recipe import method_of
@@ -101,13 +99,10 @@ def test_a_recipe_says_what_made_it() -> None:
     [
         ({"policy": saccade.policy("tidal", reselect=8)}, "reselect=8 is not a selection layer"),
         ({"reselect": (8,)}, "reselect=8 is not a selection layer of this model; valid layers are 0 to 7"),
-        ({"reselect": (5, 99)}, "reselect=99"),
         ({"layers": {"less_is_more": (9,)}}, "reselect=9"),
-        ({"layers": {"quest": (5,)}}, "reselect"),
         ({"roles": "heads:0+8"}, "heads:8 is not valid: this model has layers 0 to 7"),
         ({"roles": "layers:2"}, "layer 0"),
         ({"roles": "every:4"}, r"roles='every:4' is not valid: heads:L\+L\.H or layers:N\+N"),
-        ({"roles": "roles.json"}, "roles='roles.json' is not valid"),
     ],
 )
 def test_a_recipe_fits_its_model(parts: dict[str, Any], words: str) -> None:
@@ -116,21 +111,6 @@ def test_a_recipe_fits_its_model(parts: dict[str, Any], words: str) -> None:
 
 
 # --- writing ------------------------------------------------------------------------------------------------------
-
-
-def full(*given: Any) -> NoReturn:
-    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
-
-def test_a_full_disk_leaves_the_old_recipe(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    path = tmp_path / "saccade.json"
-    RECIPE.write(path)
-    monkeypatch.setattr(os, "fsync", full)
-    with pytest.raises(saccade.OutputError) as error:
-        replace(RECIPE, reselect=(4,)).write(path)
-    assert str(error.value) == f"recipe {str(path)!r} cannot be written: No space left on device"
-    assert Recipe.read(path) == RECIPE
-    assert [other.name for other in tmp_path.iterdir()] == [path.name]
 
 
 def test_what_is_not_json_touches_no_file(tmp_path: Path) -> None:
@@ -147,18 +127,10 @@ MANGLED = {
     "a role file": (json.dumps(mangling.ROLE_FILE.valid), ("key 'policy' is missing", ", ".join(VALID))),
     "a policy that is an object": (changed(policy={"name": "dense"}), ("policy={'name': 'dense'}", "a spec")),
     "an unknown policy": (changed(policy="nope"), ("unknown policy 'nope'", "less_is_more")),
-    "a policy that is auto": (changed(policy="auto"), ("unknown policy 'auto'",)),
-    "a bad option": (changed(policy="tidal:budget=0"), ("budget='0'",)),
     "a policy that does not fit": (changed(policy="tidal:reselect=8"), ("reselect=8", "valid layers are 2 to 7")),
     "one layer": (changed(reselect=5), ("reselect=5 is not valid", "a list of layers, or null")),
-    "half a layer": (changed(reselect=[5.5]), ("reselect.0=5.5", "a list of layers")),
     "a boolean layer": (changed(reselect=[True]), ("reselect.0=True", "a list of layers")),
-    "a layer that is text": (changed(reselect=["5"]), ("reselect.0='5'", "a list of layers")),
-    "a layer of no model": (changed(reselect=[8]), ("reselect=8", "valid layers are 0 to 7")),
-    "a negative layer": (changed(reselect=[-1]), ("reselect",)),
     "roles that are a list": (changed(roles=["heads:0"]), ("roles=['heads:0']", "or null")),
-    "roles of no model": (changed(roles="heads:0+9.1"), ("heads:9.1", "layers 0 to 7")),
-    "roles that are a stand-in": (changed(roles="every:4"), ("roles='every:4'",)),
     "scores that are a list": (changed(scores=[1]), ("scores=[1]",)),
     "versions that are null": (changed(versions=None), ("versions=None",)),
     "a version that is a number": (changed(versions={"torch": 2.9}), ("versions.torch=2.9",)),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 from collections.abc import Callable
@@ -16,11 +15,12 @@ from transformers import AutoModelForCausalLM, Gemma3nTextConfig, GPT2Config, Ll
 
 import saccade
 from adapters import tiny
+from methods.refusing import check_line
 from saccade import Recipe
 from saccade.checkpoints import hub as files
 from saccade.checkpoints.bundled import model_path
-from saccade.checkpoints.load import ModelSource, load
-from saccade.checkpoints.shape import hash_of, shape_of, shape_of_model, stored_hash, widths
+from saccade.checkpoints.load import ModelSource
+from saccade.checkpoints.shape import hash_of, shape_of_model, stored_hash, widths
 from saccade.plans.identity import fingerprint
 from saccade.recipes.published import note, published
 from saccade.recipes.resolve import Chosen, beside, default, resolve
@@ -57,32 +57,20 @@ def loaded(folder: Path, dtype: torch.dtype = torch.float32) -> PreTrainedModel:
 # --- on loaded models ---------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_auto_takes_the_recipe_beside_the_model(saved: Saved, dtype: torch.dtype) -> None:
-    with saccade.sparsify(loaded(saved(POLICY), dtype), "auto") as run:
+def test_auto_takes_the_recipe_beside_the_model(saved: Saved) -> None:
+    with saccade.sparsify(loaded(saved(POLICY), torch.bfloat16), "auto") as run:
         assert run.policy == POLICY
         assert run.notes == ()
-
-
-def test_auto_finds_the_bundled_models_recipe() -> None:
-    model, _ = load(None)
-    with saccade.sparsify(model, "auto") as run:
-        assert run.policy == Recipe.read(model_path() / "saccade.json").policy
 
 
 def test_auto_without_a_recipe_says_where_it_looked(saved: Saved) -> None:
     model = loaded(saved())
     with pytest.raises(saccade.PolicyError) as error:
         saccade.sparsify(model, "auto")
-    message = str(error.value)
-    for words in (
-        model.name_or_path,
-        "no saccade.json beside it",
-        "saccade policies --recipes",
-        "calibrate layers --mo",
-    ):
-        assert words in message
-    assert "\n" not in message
+    check_line(
+        str(error.value),
+        (model.name_or_path, "no saccade.json beside it", "saccade policies --recipes", "calibrate layers --mo"),
+    )
     saccade.sparsify(model, POLICY).restore()
 
 
@@ -117,13 +105,6 @@ def test_a_recipe_of_other_weights_is_refused(saved: Saved, beside_it: bool) -> 
     assert vars(model) == before
 
 
-def test_a_mangled_recipe_is_refused(saved: Saved) -> None:
-    folder = saved(POLICY)
-    (folder / "saccade.json").write_text("{")
-    with pytest.raises(saccade.PolicyError, match=rf"^recipe {folder}/saccade\.json: not JSON"):
-        saccade.sparsify(loaded(folder), "auto")
-
-
 def test_a_published_recipe_says_what_it_is(saved: Saved) -> None:
     """The tiny model bears a published name; its sizes are put where the recipe's are."""
     one = published("llama-3.1-8b")
@@ -146,34 +127,12 @@ def test_a_published_recipe_says_what_it_is(saved: Saved) -> None:
 # --- from configurations ------------------------------------------------------------------------------------------
 
 
-def test_a_name_and_a_configuration_are_enough() -> None:
-    config = LlamaConfig(
-        num_hidden_layers=32, num_attention_heads=32, num_key_value_heads=8, hidden_size=4096, head_dim=128,
-        intermediate_size=14_336,
-    )  # fmt: skip
-    one = published("llama-3.1-8b")
-    for written in ("auto", "recipe:llama-3.1-8b"):
-        chosen = resolve(written, "nobody/llama-3.1-8b-instruct", lambda: shape_of(config))
-        assert chosen == Chosen(one.policy, (note("llama-3.1-8b"),))
-    config.num_hidden_layers = 16
-    with pytest.raises(saccade.PolicyError, match="'auto': no recipe for model"):
-        resolve("auto", "nobody/llama-3.1-8b-instruct", lambda: shape_of(config))
-
-
 def test_the_file_beside_the_model_comes_before_the_paper(tmp_path: Path) -> None:
     folder, one = tmp_path / "Qwen3-8B", published("qwen3-8b")
     folder.mkdir()
     assert resolve("auto", str(folder), lambda: one.model) == Chosen(one.policy, (note("qwen3-8b"),))
     Recipe(one.model, POLICY).write(folder / "saccade.json")
     assert resolve("auto", str(folder), lambda: one.model) == Chosen(POLICY)
-
-
-def test_two_published_recipes_are_not_chosen_between() -> None:
-    shape = ModelShape(80, 64, 8, 128, "llama")
-    with pytest.raises(saccade.PolicyError, match=r"recipe:llama-3-70b-10k .* or recipe:llama-3-70b-32k"):
-        resolve("auto", "gradientai/Llama-3-70B-Instruct-Gradient-1048k", lambda: shape)
-    chosen = resolve("recipe:llama-3-70b-32k", "whatever", lambda: shape)
-    assert str(chosen.policy) == "tidal:reselect=14"
 
 
 def test_specs_are_still_specs(tmp_path: Path) -> None:
@@ -186,12 +145,9 @@ def test_specs_are_still_specs(tmp_path: Path) -> None:
     ("written", "words"),
     [
         (3, "policy=3 is neither a Policy, a spec string nor the path of a recipe"),
-        (None, "policy=None"),
         ("absent.json", "recipe absent.json cannot be read: No such file"),
         (Path("absent"), "recipe absent cannot be read: No such file"),
         ("recipe:", "unknown recipe recipe:; published are llama-3-8b"),
-        ("recipe:mine", "unknown recipe recipe:mine"),
-        ("Auto", "unknown policy 'Auto'"),
         ("tidal.jsn", "unknown policy 'tidal.jsn'"),
     ],
 )
@@ -245,8 +201,11 @@ def test_no_network_means_no_recipe() -> None:
 # --- the hash of files --------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("options", [{}, {"max_shard_size": "5KB"}], ids=["one file", "shards"])
+@pytest.mark.parametrize(
+    ("options", "dtype"),
+    [({}, torch.bfloat16), ({"max_shard_size": "5KB"}, torch.float32)],
+    ids=["one file", "shards"],
+)
 def test_files_have_the_hash_of_the_loaded_model(saved: Saved, options: dict[str, str], dtype: torch.dtype) -> None:
     folder = saved(**options)
     assert (folder / "model.safetensors.index.json").is_file() == bool(options)
@@ -254,7 +213,7 @@ def test_files_have_the_hash_of_the_loaded_model(saved: Saved, options: dict[str
     assert stored_hash(str(saved(name="other", seed=1, **options))) not in (None, stored_hash(str(folder)))
 
 
-@pytest.mark.parametrize("scale", [1.0, 0.02, 1e-4, 1e-6])
+@pytest.mark.parametrize("scale", [1.0, 1e-4, 1e-6])
 def test_a_bfloat16_model_is_the_same_in_every_dtype(scale: float) -> None:
     rows = (torch.randn(3, 4096) * scale).bfloat16()
     assert hash_of(rows) == hash_of(rows.float()) == hash_of(rows.half())
@@ -297,4 +256,3 @@ def test_the_bundled_recipe_is_that_of_the_bundled_weights() -> None:
     assert recipe.model == ModelSource.locate(None).decoder()
     assert recipe.model.weights is not None
     assert recipe.reselect is not None
-    assert json.loads((model_path() / "saccade.json").read_text())["version"] == 1

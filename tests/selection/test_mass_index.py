@@ -95,7 +95,7 @@ def expected(decoder: Decoder, length: int, head: int, each: int | None = None) 
     return filled([sets[number] for number in order], {*range(settings.sinks), *range(end, length)}, budget)
 
 
-@pytest.mark.parametrize("spec", [TOKENS, f"{TOKENS},cluster_size=16,spread=0", CHUNKS, f"{CHUNKS},chunking=fixed"])
+@pytest.mark.parametrize("spec", [f"{TOKENS},cluster_size=16,spread=0", CHUNKS, f"{CHUNKS},chunking=fixed"])
 def test_sets_are_those_of_loops_in_float64(spec: str) -> None:
     for length in (97, 300, 899):
         decoder = Decoder(spec)
@@ -135,11 +135,10 @@ def test_chunks_are_those_of_the_text() -> None:
 
 
 @pytest.mark.parametrize("spec", [TOKENS, CHUNKS])
-@pytest.mark.parametrize("ways", [(899,), (120, 121, 400, 899), (*range(97, 899, 7), 899)], ids=["once", "few", "many"])
-def test_how_the_tokens_came_changes_nothing(spec: str, ways: tuple[int, ...]) -> None:
+def test_how_the_tokens_came_changes_nothing(spec: str) -> None:
     whole, parts = Decoder(spec), Decoder(spec)
     whole.take_in(899)
-    for length in ways:
+    for length in (97, 98, 300, *range(400, 899, 7), 899):
         parts.take_in(length)
     assert parts.sets(899) == whole.sets(899)
     one, other = (decoder.index.layers[3].tree for decoder in (whole, parts))
@@ -148,18 +147,6 @@ def test_how_the_tokens_came_changes_nothing(spec: str, ways: tuple[int, ...]) -
     held = one.sizes[:, :, :used] > 0
     for name in ("means", "spreads", "sizes"):
         assert torch.equal(*(getattr(tree, name)[:, :, :used][held] for tree in (one, other))), name
-
-
-@pytest.mark.parametrize("spec", ["token_clusters:budget=512", "lychee_cluster:budget=512"])
-def test_an_index_that_has_grown_by_8000_tokens_recalls_what_one_planted_at_once_does(spec: str) -> None:
-    """Their sets are the same at every thousandth token; it is looked at every 25 tokens, a fifth of a buffer."""
-    grown = Decoder(spec, length=12_000)
-    for length in range(3999, 12_000, 25):
-        grown.take_in(length)
-        if length % 1000 == 999:
-            whole = Decoder(spec, length=12_000)
-            whole.take_in(length)
-            assert grown.sets(length) == whole.sets(length)
 
 
 @pytest.mark.parametrize("spec", [TOKENS, CHUNKS])

@@ -28,12 +28,8 @@ def rows_of(lengths: list[int]) -> Rows:
         (Ratio(0.25, minimum=3, local=2), 4),
         (Threshold(0.01, buffer=16), 1),
         (TopP(0.8, buffer=16), 1),
-        (Framed(TopK(16), 2, 5), 1),
         (Framed(TopK(16), 2, 5), 4),
-        (Framed(Ratio(0.25, minimum=7), 2, 5), 1),
-        (Framed(Threshold(0.01, buffer=16), 2, 5), 1),
         (Framed(TopP(0.8, buffer=16), 2, 5), 1),
-        (Ratio(0.7, framed=True), 1),
         (Ratio(0.9, framed=True), 4),
     ],
 )

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from torch._subclasses.fake_tensor import FakeTensorMode
 
@@ -149,31 +149,18 @@ def test_ratio(batch: tuple[list[list[list[float]]], int], kept: float, minimum:
         )
 
 
-@pytest.mark.parametrize(
-    ("kept", "units", "count"),
-    [
-        (0.1, 30, 3),
-        (0.1, 31, 4),
-        (0.07, 100, 7),
-        (0.14, 50, 7),
-        (0.29, 100, 29),
-        (0.5000000000000001, 2, 2),
-        (0.1000000000000001, 30, 4),
-        (1, 9, 9),
-    ],
-)
-def test_share_is_a_decimal_number(kept: float, units: int, count: int) -> None:
-    """0.07 * 100 is 7.000000000000001 in binary, and 7 to whoever writes it."""
-    assert Ratio(kept).share.of(units) == count
-    assert [len(s[0]) for s in sets_of(choose(Ratio(kept), [[[0.0] * units]], units))] == [count]
-
-
 @given(
     st.floats(5e-324, 1) | st.integers(1, 10**6).map(lambda n: n / 10**6) | st.integers(1, 99).map(lambda n: n / 100),
     st.integers(1, 2**31 - 1) | st.integers(1, 10**4) | st.integers(1, 7).map(lambda e: 10**e),
 )
+@example(0.5000000000000001, 2)
+@example(0.1000000000000001, 30)
+@example(0.07, 100)
 def test_share_of_any_row_is_exact(kept: float, units: int) -> None:
-    """Up to as many units as an int32 counts, and in 64-bit products."""
+    """Up to as many units as an int32 counts, and in 64-bit products.
+
+    0.07 * 100 is 7.000000000000001 in binary, and 7 to whoever writes it.
+    """
     assert Ratio(kept).share.of(units) == min(units, math.ceil(units * Fraction(str(kept))))
 
 
@@ -264,26 +251,23 @@ def test_a_frame_is_inside_every_set(
                     assert found.overflowed is None or bool(found.overflowed[row, group]) == wanted.overflowed
 
 
-@pytest.mark.parametrize(("length", "unit"), [(1500, 1), (9000, 1), (9000, 64), (40, 1), (7, 1)])
+@pytest.mark.parametrize(("length", "unit"), [(1500, 1), (9000, 64), (7, 1)])
 def test_a_share_of_the_row_keeps_lychee_decodes_frame(length: int, unit: int) -> None:
     """Of 1,024 tokens or more 128 sinks and 256 recent ones, as its code; of fewer an eighth and a quarter."""
     units = -(-length // unit)
     scores = torch.randn(1, 2, units, generator=torch.Generator().manual_seed(length))
     wanted = [{*naive.growing(0.3)(row.tolist(), length, unit).units} for row in scores[0]]
     assert sets_of(Ratio(0.3, framed=True).choose(scores, rows_of([length], length), unit, 1.0)) == [wanted]
-    if length == 9000 and unit == 1:
-        assert {*range(128), *range(9000 - 256, 9000)} <= wanted[0] and len(wanted[0]) == 2700
+    if length == 1500:
+        assert {*range(56), *range(1500 - 112, 1500)} <= wanted[0] and len(wanted[0]) == 450
 
 
 @pytest.mark.parametrize(
     ("options", "frame"),
     [
         ({"budget": 1024}, (128, 256)),
-        ({"budget": 4096}, (128, 256)),
-        ({"budget": 512}, (64, 128)),
         ({"budget": 100}, (12, 25)),
         ({"budget": 2048, "page": 64}, (128, 256)),
-        ({"budget": 640, "page": 64}, (64, 128)),
         ({"budget": 384, "sinks": 128, "window": 256}, (128, 256)),
         ({"budget": 512, "window": 8}, (0, 8)),
     ],
@@ -294,7 +278,7 @@ def test_lychee_decodes_frame_is_that_of_its_code(options: dict[str, Any], frame
     assert (selector.rule.sinks, selector.rule.window) == frame
 
 
-@pytest.mark.parametrize("name", ["tidal", "exact_topk", "lychee_decode", "composed"])
+@pytest.mark.parametrize("name", ["tidal", "lychee_decode", "composed"])
 def test_no_frame_is_the_plain_rule(name: str) -> None:
     needed = {**NEEDED.get(name, {}), "sinks": 0, "window": 0}
     selector = saccade.policy(name, budget=64, **needed).plan(SHAPE).selector
@@ -305,8 +289,8 @@ def test_no_frame_is_the_plain_rule(name: str) -> None:
 # --- exact page scores --------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("layout", ["padded", "paged"])
 @given(
+    layout=st.sampled_from(["padded", "paged"]),
     seed=st.integers(0, 2**32 - 1),
     lengths=st.lists(st.integers(1, 40), min_size=1, max_size=3),
     page=st.sampled_from([1, 2, 3, 16, 64]),
@@ -344,8 +328,7 @@ def test_a_union_of_heads_that_agree_is_as_full_as_of_others(agreeing: int) -> N
     rng = np.random.default_rng(agreeing)
     scores = torch.tensor(rng.permuted(np.tile(np.arange(130.0), (3, heads, 1)), axis=2), dtype=torch.float32)
     scores[:, :agreeing] = scores[:, :1]
-    rows = Rows.on_host(torch.zeros((3, 1), dtype=torch.int32), [0] * 3, lengths)
-    found = rule.choose(scores, rows, 1, 1.0)
+    found = rule.choose(scores, rows_of(lengths, 130), 1, 1.0)
     for row, length in enumerate(lengths):
         wanted = set(range(length))
         if length > rule.budget:
