@@ -117,8 +117,9 @@ def with_cap(case: Case, cap: float | None) -> Case:
 
 
 def make_case(
-    *, layout: str, lengths: list[int], kv_heads: int, group: int, head_dim: int, dtype: torch.dtype = torch.float32,
-    style: str = "normal", padding: int = 0, loose: int = 0, page: int | None = None, seed: int = 0,
+    *, lengths: list[int], layout: str = "buffer", kv_heads: int = 2, group: int = 2, head_dim: int = 16,
+    dtype: torch.dtype = torch.float32, style: str = "normal", padding: int = 0, loose: int = 0,
+    page: int | None = None, seed: int = 0,
 ) -> Case:  # fmt: skip
     """Build a case; `padding` shifts the rows against the storage pages, `loose` raises the bound on the lengths."""
     random = torch.Generator().manual_seed(seed)

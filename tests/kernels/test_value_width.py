@@ -1,17 +1,15 @@
-"""Values of another width than keys: torch's kernels take them, all others refuse by name."""
+"""Values of another width than keys, which torch's kernels take; that all others refuse is in `test_refusals`."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, get_args
 
 import pytest
 import torch
+from kernel_checks import refused
 
 import oracles
-from saccade.errors import KernelError
-from saccade.kernels._dispatch import Implementation
-from saccade.kernels.dense_decode_scores.api import decode_scores, dense_decode_scores
+from saccade.kernels.dense_decode_scores.api import dense_decode_scores
 from saccade.kernels.hybrid_decode.api import hybrid_decode
 from saccade.kernels.sparse_decode.api import sparse_decode
 from saccade.types import KVView, Rows, Selection, Softmax
@@ -58,21 +56,7 @@ def test_outputs_are_as_wide_as_values(width: int) -> None:
         torch.testing.assert_close(output.double(), expected(q, kv, dense), rtol=0, atol=2.0**-18)
 
 
-@pytest.mark.parametrize("implementation", sorted({*get_args(Implementation)} - {"auto", "reference"}))
-def test_other_kernels_refuse(implementation: Any) -> None:
-    q, kv, selection = case(8)
-    asked: dict[str, Any] = {"softmax": Softmax(SCALE), "implementation": implementation}
-    with pytest.raises(KernelError, match="values are 8 wide, keys 16"):
-        dense_decode_scores(q, kv, **asked)
-    with pytest.raises(KernelError, match="values are 8 wide, keys 16"):
-        sparse_decode(q, kv, selection, **asked)
-    with pytest.raises(KernelError, match="values are 8 wide, keys 16"):
-        hybrid_decode(q, kv, selection, DENSE, **asked)
-    with pytest.raises(KernelError, match="values are 8 wide, keys 16"):
-        decode_scores(q, kv, pooling="max", implementation=implementation)
-
-
 def test_an_output_as_wide_as_keys_is_refused() -> None:
     q, kv, selection = case(8)
-    with pytest.raises(KernelError, match=r"out must be contiguous torch.float32 \[2, 4, 8\], got .* \[2, 4, 16\]"):
-        sparse_decode(q, kv, selection, Softmax(SCALE), out=torch.empty(2, 4, KEYS))
+    words = r"out must be contiguous torch.float32 \[2, 4, 8\], got .* \[2, 4, 16\]"
+    refused(words, sparse_decode, q, kv, selection, Softmax(SCALE), out=torch.empty(2, 4, KEYS))

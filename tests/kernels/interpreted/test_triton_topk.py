@@ -5,22 +5,21 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from functools import partial
-from typing import Literal
 
 import pytest
-import test_topk
+import topk_contract
 import torch
 from compiling import compile_kernel, expect_fit, pointers
-from test_topk import DEVICE_STYLES as STYLES
-from test_topk import (
+from kernel_checks import DEVICES, refused
+from topk_contract import DEVICE_STYLES as STYLES
+from topk_contract import (
+    ORDERS,
     make_scores,
     test_any_floats,  # noqa: F401 - of the kernels
     test_the_last_entries_follow_the_best,  # noqa: F401
     test_topk_matches_the_oracle,  # noqa: F401
 )
 
-import oracles
-from saccade.errors import KernelError
 from saccade.kernels._share import Share
 from saccade.kernels._triton import alone as alone_kernels
 from saccade.kernels._triton import ranking
@@ -28,12 +27,11 @@ from saccade.kernels._triton.alone import Alone
 from saccade.kernels._triton.row import vector_of
 from saccade.kernels.topk import triton as kernels
 from saccade.kernels.topk.api import Order, topk
-from walking import in_turn, walk
+from walking import in_turn
 
 MODULE = "saccade.kernels.topk.triton"
-ORDERS: tuple[Order, ...] = ("position", "score")
-expect_topk = partial(test_topk.expect_topk, implementation="triton")
-expect_topk_and_last = partial(test_topk.expect_topk_and_last, implementation="triton")
+expect_topk = partial(topk_contract.expect_topk, implementation="triton")
+expect_topk_and_last = partial(topk_contract.expect_topk_and_last, implementation="triton")
 
 SMALL = Alone(blocks=128, spread=1, deep=256, read=128)
 TILES = [(0, 99, Alone(most=0)), (256, 2, Alone(most=0)), (256, 2, SMALL)]
@@ -54,12 +52,13 @@ def _small_tiles(request: pytest.FixtureRequest) -> Iterator[None]:
         yield
 
 
-# Every time each way to cut a row meets three styles: a usual one, one of equal scores, and a special one.
+# Each way to cut a row meets three styles: a usual one, one of equal scores, and a special one.
 NARROWED = [
-    pytest.param(tiles, style, order, marks=() if (at - place) % 3 == (at // 3 - turn) % 2 == 0 else walk)
+    (tiles, style, order)
     for place, tiles in enumerate(TILES)
     for at, style in enumerate(STYLES)
     for turn, order in enumerate(ORDERS)
+    if (at - place) % 3 == (at // 3 - turn) % 2 == 0
 ]
 
 
@@ -126,22 +125,14 @@ def test_rows_with_padding_are_read_in_whole_vectors() -> None:
 
 
 @pytest.mark.usefixtures("_small_tiles")
-@pytest.mark.parametrize("implementation", ["triton", "reference"])
-def test_reserved_entries_are_left_out(implementation: Literal["triton", "reference"]) -> None:
-    scores = make_scores("distinct", (4, 1, 1100), 9)
-    lengths = torch.tensor([1107, 600, 7, 3], dtype=torch.int32)
-    ids, counts = topk(scores, lengths, 40, reserved=7, implementation=implementation)
-    for row, length in enumerate([1100, 593, 0, 0]):
-        wanted = sorted(oracles.topk(scores[row, 0].tolist(), length, 40))
-        assert counts[row].tolist() == [len(wanted)]
-        assert ids[row, 0].tolist() == wanted + [-1] * (40 - len(wanted))
+def test_reserved_entries_are_left_out() -> None:
+    expect_topk(make_scores("distinct", (4, 1, 1100), 9), [1107, 600, 7, 3], 40, "position", reserved=7)
 
 
 def test_rows_too_wide_are_refused() -> None:
-    scores = torch.zeros(1, 1, 2**21)
-    lengths = torch.tensor([5], dtype=torch.int32)
-    with pytest.raises(KernelError, match="rows of at most 2097151 scores, got 2097152"):
-        topk(scores, lengths, 3, implementation="triton")
+    scores, lengths = torch.zeros(1, 1, 2**21), torch.tensor([5], dtype=torch.int32)
+    words = "rows of at most 2097151 scores, got 2097152"
+    refused(words, topk, scores, lengths, 3, implementation="triton")
 
 
 def test_whole_tiles() -> None:
@@ -202,15 +193,15 @@ DIVISIBLE = {"batch_stride", "group_stride", "kept", "blocks", "capacity", "run"
 
 
 @pytest.mark.parametrize(
-    ("kernel", "capability", "warps", "others"),
+    ("kernel", "warps", "others"),
     [
-        *((kernel, 90, warps, {}) for kernel, (warps, *_) in KERNELS.items()),
-        *(pytest.param(kernel, 80, warps, {}, marks=walk) for kernel, (warps, *_) in KERNELS.items()),
-        pytest.param("_maxima", 90, 4, {"DEPTH": 4, "COLUMNS": 1024}, id="crowd"),
-        pytest.param("_select", 90, 8, {"HELD": 4096, "TILE": 2048}, id="half"),
-        pytest.param("_search", 90, 8, {"BLOCKS": 4096, "DEPTH": 1}, id="many"),
+        *((kernel, warps, {}) for kernel, (warps, *_) in KERNELS.items()),
+        pytest.param("_maxima", 4, {"DEPTH": 4, "COLUMNS": 1024}, id="crowd"),
+        pytest.param("_select", 8, {"HELD": 4096, "TILE": 2048}, id="half"),
+        pytest.param("_search", 8, {"BLOCKS": 4096, "DEPTH": 1}, id="many"),
     ],
 )
+@pytest.mark.parametrize("capability", DEVICES[:2])
 def test_compiled_without_spills(kernel: str, capability: int, warps: int, others: dict[str, int]) -> None:
     _, signature, constants = KERNELS[kernel]
     divisible = (*pointers(signature), *(name for name in signature if name in DIVISIBLE))
