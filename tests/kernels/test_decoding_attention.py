@@ -22,12 +22,17 @@ from attention_contract import (
 from kernel_caches import LAYOUTS, int32, make_case
 from kernel_checks import (
     every_attention,
+    everything,
     expect_attention,
     expect_dense,
     fast_attention,
     needs_the_library,
     refused,
     threads,
+)
+from quantised import (
+    small,
+    test_attention_matches_the_oracle,  # noqa: F401
 )
 from torch import Tensor
 
@@ -134,14 +139,25 @@ def test_working_memory_serves_inside_and_outside_inference_mode() -> None:
     assert torch.equal(inside, outside)
 
 
-def test_the_result_goes_where_it_is_wanted() -> None:
-    case = make_case(lengths=[9, 5])
+@pytest.mark.parametrize("value_dim", [None, 24])
+def test_the_result_goes_where_it_is_wanted(value_dim: int | None) -> None:
+    case = make_case(lengths=[9, 5], value_dim=value_dim)
     selection, tokens = choose(case, "kv", 1, 0, 0)
-    out = torch.full_like(case.q, torch.nan)
+    out = torch.full((2, 4, value_dim or 16), torch.nan)
+    assert dense_decode_scores(case.q, case.kv, case.softmax, out=out)[0] is out
+    expect_attention(out, case, everything(case))
     assert sparse_decode(case.q, case.kv, selection, case.softmax, out=out) is out
     expect_attention(out, case, tokens)
-    for wrong in (out[:1], out.double(), out.transpose(0, 1).contiguous().transpose(0, 1)):
+    for wrong in (out[:1], out[..., :8], out.double(), out.transpose(0, 1).contiguous().transpose(0, 1)):
         refused("out must be contiguous", sparse_decode, case.q, case.kv, selection, case.softmax, out=wrong)
+
+
+def test_a_number_that_is_none_shows_where_it_is_read_and_nowhere_else() -> None:
+    """8 bits have a NaN: within a row it reaches that row's head, behind a row nothing reads it."""
+    case = small()
+    case.kv.k[case.kv.rows.page_table[1, 0], 4 + int(case.kv.rows.row_start[1]), 0, 3] = torch.nan
+    out, _ = dense_decode_scores(case.q, case.kv, case.softmax, implementation="reference")
+    assert out.isnan().any(dim=-1).tolist() == [[False] * 4, [True, True, False, False]]
 
 
 def test_arguments_that_do_not_fit_are_named() -> None:

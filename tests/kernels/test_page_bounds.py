@@ -23,7 +23,12 @@ from page_bounds_contract import (
     test_page_scores_match_the_oracle,  # noqa: F401
     test_rows_that_share_a_block,  # noqa: F401
 )
-from quantised import FP8, small
+from quantised import (
+    FP8,
+    small,
+    test_a_pages_score_bounds_those_of_its_tokens,  # noqa: F401
+    test_bounds_are_numbers_of_the_cache,  # noqa: F401
+)
 
 from saccade.kernels._dispatch import Implementation
 from saccade.kernels._native import library as native
