@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from compiling import Compiled, compile_kernel, expect_fit
+from compiling import Compiled, compile_kernel, expect_fit, pointers, signature_of
 from kernel_caches import make_case
 from kernel_checks import refused
 from page_bounds_contract import (
@@ -104,22 +104,25 @@ def test_what_it_cannot_take_is_named() -> None:
     refused(r"'triton' cannot take this call: a tensor is torch\.float64", doubled.scores, case, 4, "triton")
 
 
-MODULE = "saccade.kernels.page_bounds.triton"
+STEPS = ("block_step", "head_step", "page_step", "row_step", "slot_step")
+INDEXES = dict.fromkeys("page_table row_start seq_lens start table".split(), "*i32")
+ONES = dict.fromkeys(("q_dim_step", "k_dim_step", "lower_dim_step", "upper_dim_step"), 1)
+
+
+def compiled(kernel: Any, kinds: dict[str, str], constants: dict[str, Any], **how: int) -> Compiled:
+    """Of bounds behind a table; other steps than those of tables and scales are whole numbers of 16."""
+    signature = signature_of(kernel, INDEXES | kinds, ONES)
+    constants = {name: one for name, one in ONES.items() if name in kernel.arg_names} | constants | {"TABLED": True}
+    divisible = (*pointers(signature), *(name for name in signature if name.endswith(STEPS) or name == "page"))
+    return compile_kernel(kernels.__name__, kernel.__name__, signature, constants, divisible, **how)
 
 
 def compiled_score(
     dtype: str, group: int, head_dim: int, cut: kernels.Plan, pooling: Pooling, capability: int
 ) -> Compiled:
-    steps = [f"{side}_{step}_step" for side in ("lower", "upper") for step in ("block", "head", "page")] + [
-        "q_row_step",
-        "q_head_step",
-    ]
     query = "bf16" if dtype.startswith("fp8") else dtype
-    pointers = {"q": query, "lower": dtype, "upper": dtype, "seq_lens": "i32", "table": "i32", "k_scale": "fp32"}
-    signature = {name: f"*{kind}" for name, kind in {**pointers, "scores": "fp32"}.items()}
-    constants: dict[str, Any] = {
-        **dict.fromkeys(("q_dim_step", "lower_dim_step", "upper_dim_step"), 1),
-        "TABLED": True,
+    kinds = {"q": f"*{query}", "lower": f"*{dtype}", "upper": f"*{dtype}", "k_scale": "*fp32", "scores": "*fp32"}
+    constants = {
         "SCALED": dtype.startswith("fp8"),
         "POOLING": pooling,
         "DOT": cut.dot,
@@ -129,17 +132,8 @@ def compiled_score(
         "DIMS": 1 << (head_dim - 1).bit_length(),
         "PAGES": cut.pages,
     }
-    others = ("table_step", "k_scale_step", "kv_heads", "block_pages", "page", "pages", "scores_step", "parts")
-    return compile_kernel(
-        MODULE,
-        "_score",
-        {**signature, **dict.fromkeys((*steps, *others), "i32")},
-        constants,
-        (*signature, *steps, "page"),
-        capability=capability,
-        warps=cut.warps,
-        stages=cut.stages,
-    )
+    how = {"capability": capability, "warps": cut.warps, "stages": cut.stages}
+    return compiled(kernels._score, kinds, constants, **how)
 
 
 @pytest.mark.parametrize(
@@ -165,42 +159,26 @@ def test_scores_compile_without_spills(
     bounds = torch.empty(1, 1, 1, head_dim, dtype=numbers)
     cut = kernels.plan(query, bounds, bounds, pooling)
     assert cut.dot == (dtype != "fp32" and pooling != "mean")
-    compiled = compiled_score(dtype, group, head_dim, cut, pooling, capability)
+    made = compiled_score(dtype, group, head_dim, cut, pooling, capability)
     # At least ten warps on a multiprocessor: fewer could not keep its memory busy.
-    expect_fit(compiled, 200)
+    expect_fit(made, 200)
     # Both sides come in 16 bytes per thread and load: eight 16-bit numbers.
-    assert dtype == "fp8e4nv" or compiled.ptx.count("ld.global.v4") >= 2 or "cp.async" in compiled.ptx
-    assert (("wgmma" in compiled.ptx) or ("mma.sync" in compiled.ptx)) == cut.dot
+    assert dtype == "fp8e4nv" or made.ptx.count("ld.global.v4") >= 2 or "cp.async" in made.ptx
+    assert (("wgmma" in made.ptx) or ("mma.sync" in made.ptx)) == cut.dot
 
 
 @pytest.mark.parametrize(
     ("head_dim", "page", "capability", "dtype"), [(64, 16, 90, "fp8e4nv"), (128, 64, 90, "bf16"), (128, 16, 80, "bf16")]
 )
 def test_updates_compile_without_spills(head_dim: int, page: int, capability: int, dtype: str) -> None:
-    pointers = dict.fromkeys(("k", "lower", "upper"), dtype)
-    indexes = ("page_table", "row_start", "seq_lens", "start", "table")
-    signature = {name: f"*{kind}" for name, kind in {**pointers, **dict.fromkeys(indexes, "i32")}.items()}
-    steps = ["k_page_step", "k_slot_step", "k_head_step"] + [
-        f"{side}_{step}_step" for side in ("lower", "upper") for step in ("block", "head", "page")
-    ]
-    others = ("page_table_step", "table_step", "kv_heads", "kv_page", "block_pages", "count")
-    compiled = compile_kernel(
-        MODULE,
-        "_update",
-        {**signature, **dict.fromkeys((*steps, *others), "i32")},
-        {
-            **dict.fromkeys(("k_dim_step", "lower_dim_step", "upper_dim_step"), 1),
-            "TABLED": True,
-            "FILLED": True,
-            "PAGE": page,
-            "HEAD_DIM": head_dim,
-            "DIMS": head_dim,
-            "TOKENS": kernels.tokens_at_once(page, head_dim),
-        },
-        (*signature, *steps),
+    constants = {"FILLED": True, "PAGE": page, "HEAD_DIM": head_dim, "DIMS": head_dim}
+    made = compiled(
+        kernels._update,
+        dict.fromkeys(("k", "lower", "upper"), f"*{dtype}"),
+        {**constants, "TOKENS": kernels.tokens_at_once(page, head_dim)},
         capability=capability,
         warps=1 if page == 16 else 2,
     )
-    expect_fit(compiled, 128)  # sixteen warps on a multiprocessor
-    assert ("cp.async" in compiled.ptx) == (page > 16)  # a loop
-    assert "ld.global.v4" in compiled.ptx or "cp.async" in compiled.ptx
+    expect_fit(made, 128)  # sixteen warps on a multiprocessor
+    assert ("cp.async" in made.ptx) == (page > 16)  # a loop
+    assert "ld.global.v4" in made.ptx or "cp.async" in made.ptx

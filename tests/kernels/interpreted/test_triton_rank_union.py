@@ -6,7 +6,7 @@ import random
 from collections.abc import Iterator
 
 import pytest
-from compiling import compile_kernel, expect_fit, pointers
+from compiling import compile_kernel, expect_fit, pointers, signature_of
 from kernel_checks import DEVICES
 from rank_union_contract import (
     expect_union,
@@ -41,41 +41,22 @@ def test_whole_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
     expect_union([[pick.sample(range(5003), 700) for _ in range(7)]], 701, 5003, 2500, "triton")
 
 
-LISTS = {"ids": "*i32", "counts": "*i32", "width": "i32"}
-COUNTED = {**LISTS, "firsts": "*i32"}
-TURNS = {"heads": "i32", "earliest": "*i32", "universe": "i32"}
-WHOLE = {f"whole_{name}": kind for name, kind in {**COUNTED, "rounds": "i32"}.items()}
+POINTERS = (
+    "ids counts firsts whole_ids whole_counts whole_firsts earliest lengths short ends numbers merged found".split()
+)
 KERNELS = {
-    "_meet": (LISTS | TURNS, {"TILE": 2048}),
-    "_count_firsts": (COUNTED | TURNS, {"TILE": 2048}),
-    "_clear": (
-        {"earliest": "*i32", "universe": "i32", "lengths": "*i32", "size": "i32"},
-        {"FRAMED": True, "TILE": 2048},
-    ),
-    "_find_short": (
-        {"firsts": "*i32", "rounds": "i32", "lengths": "*i32", "limit": "i32", "size": "i32", "short": "*i32"},
-        {"ROUNDS": 4},
-    ),
-    "_count_members": (
-        COUNTED
-        | {"rounds": "i32"}
-        | WHOLE
-        | {"short": "*i32"}
-        | TURNS
-        | {"lengths": "*i32", "limit": "i32", "ends": "*i32", "numbers": "*i32"},
-        {"FRAMED": True, "RESTED": True, "ROUNDS": 64, "TILE": 2048},
-    ),
-    "_write_members": (
-        {"earliest": "*i32", "universe": "i32", "ends": "*i32", "numbers": "*i32", "splits": "i32", "size": "i32"}
-        | {"merged": "*i32", "found": "*i32", "lengths": "*i32", "sinks": "i32", "window": "i32"},
-        {"FRAMED": True, "SPLITS": 64, "TILE": 2048},
-    ),
+    "_meet": {"TILE": 2048},
+    "_count_firsts": {"TILE": 2048},
+    "_clear": {"FRAMED": True, "TILE": 2048},
+    "_find_short": {"ROUNDS": 4},
+    "_count_members": {"FRAMED": True, "RESTED": True, "ROUNDS": 64, "TILE": 2048},
+    "_write_members": {"FRAMED": True, "SPLITS": 64, "TILE": 2048},
 }
 
 
 @pytest.mark.parametrize("capability", DEVICES)
 @pytest.mark.parametrize("kernel", KERNELS)
 def test_compiled_without_spills(kernel: str, capability: int) -> None:
-    signature, constants = KERNELS[kernel]
-    compiled = compile_kernel(MODULE, kernel, signature, constants, pointers(signature), capability=capability)
+    signature = signature_of(getattr(kernels, kernel), dict.fromkeys(POINTERS, "*i32"))
+    compiled = compile_kernel(MODULE, kernel, signature, KERNELS[kernel], pointers(signature), capability=capability)
     expect_fit(compiled, 128)

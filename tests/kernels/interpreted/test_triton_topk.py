@@ -5,11 +5,12 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from functools import partial
+from types import ModuleType
 
 import pytest
 import topk_contract
 import torch
-from compiling import compile_kernel, expect_fit, pointers
+from compiling import compile_kernel, expect_fit, pointers, signature_of
 from kernel_checks import DEVICES, refused
 from topk_contract import DEVICE_STYLES as STYLES
 from topk_contract import (
@@ -141,52 +142,29 @@ def test_whole_tiles() -> None:
     expect_topk(scores.round(), [39_990], 300, "score")
 
 
-WANT = {"groups": "i32", "lengths": "*i32", "kept": "i32", "last": "i32", "reserved": "i32", "unit": "i32"}
-WANT |= {"numerator": "i32", "denominator": "i32", "minimum": "i32"}
-ROW = {"scores": "*fp32", "batch_stride": "i32", "group_stride": "i32", **WANT}
-CANDIDATES = {"sizes": "*i32", "best": "*fp32", "positions": "*i32", "marks": "*i32"}
-PARTS = {"starts": "*i32", "found": "*i32"}
-SELECT = {**ROW, **CANDIDATES, **PARTS, "shifts": "*i32", "splits": "i32", "capacity": "i32"} | {
-    "entries": "*i64",
-    "ids": "*i32",
-    "counts": "*i32",
-}
-RUNS = {"source": "*i64", "target": "*i64", "counts": "*i32", "ids": "*i32", "kept": "i32"}
+KINDS = {**dict.fromkeys("scores best".split(), "*fp32"), **dict.fromkeys("entries source target".split(), "*i64")}
+KINDS |= dict.fromkeys("lengths sizes positions marks starts found shifts floors maxima ids counts".split(), "*i32")
 KERNELS = {
-    "_maxima": (
-        4,
-        {**ROW, "maxima": "*i32", "blocks": "i32"},
-        {"BOUNDED": True, "HELD": 8192, "VECTOR": 4, "DEPTH": 16, "COLUMNS": 256},
-    ),
-    "_floors": (
-        8,
-        {**WANT, "maxima": "*i32", "blocks": "i32", "floors": "*i32", "sizes": "*i32"},
-        {"BOUNDED": True, "HELD": 4096, "LINE": 32, "TILE": 2048},
-    ),
-    "_collect": (
-        1,
-        {**ROW, "floors": "*i32", **CANDIDATES, "capacity": "i32", **PARTS, "splits": "i32"},
-        {"BOUNDED": True, "HELD": 8192, "VECTOR": 4, "LINE": 32, "TILE": 512},
-    ),
+    "_maxima": (4, {"BOUNDED": True, "HELD": 8192, "VECTOR": 4, "DEPTH": 16, "COLUMNS": 256}),
+    "_floors": (8, {"BOUNDED": True, "HELD": 4096, "LINE": 32, "TILE": 2048}),
+    "_collect": (1, {"BOUNDED": True, "HELD": 8192, "VECTOR": 4, "LINE": 32, "TILE": 512}),
     "_select": (
         16,
-        SELECT,
         {"BOUNDED": True, "VECTOR": 4, "NARROWED": True, "RANKED": True}
         | {"PART": 512, "SPLITS": 256, "HELD": 8192, "HALVINGS": 3, "LINE": 32, "TILE": 4096},
     ),
     "_search": (
         8,
-        {**ROW, "found": "*i32", "entries": "*i64", "ids": "*i32", "counts": "*i32"},
         {"BOUNDED": True, "VECTOR": 4, "RANKED": True} | {"BLOCKS": 512, "HALVINGS": 3, "DEPTH": 8, "READ": 2048},
     ),
-    "_sort_runs": (8, RUNS, {"LAST": False, "RUN": 256, "OTHERS": 16}),
-    "_merge_runs": (4, {**RUNS, "run": "i32"}, {"LAST": True, "WAYS": 4, "TILE": 128}),
+    "_sort_runs": (8, {"LAST": False, "RUN": 256, "OTHERS": 16}),
+    "_merge_runs": (4, {"LAST": True, "WAYS": 4, "TILE": 128}),
 }
 MODULES = (kernels, alone_kernels, ranking)
 
 
-def module_of(kernel: str) -> str:
-    return next(module.__name__ for module in MODULES if hasattr(module, kernel))
+def module_of(kernel: str) -> ModuleType:
+    return next(module for module in MODULES if hasattr(module, kernel))
 
 
 DIVISIBLE = {"batch_stride", "group_stride", "kept", "blocks", "capacity", "run"}
@@ -203,10 +181,11 @@ DIVISIBLE = {"batch_stride", "group_stride", "kept", "blocks", "capacity", "run"
 )
 @pytest.mark.parametrize("capability", DEVICES[:2])
 def test_compiled_without_spills(kernel: str, capability: int, warps: int, others: dict[str, int]) -> None:
-    _, signature, constants = KERNELS[kernel]
+    module, (_, constants) = module_of(kernel), KERNELS[kernel]
+    signature = signature_of(getattr(module, kernel), KINDS)
     divisible = (*pointers(signature), *(name for name in signature if name in DIVISIBLE))
     sizes = {"capability": capability, "warps": warps}
-    compiled = compile_kernel(module_of(kernel), kernel, signature, constants | others, divisible, **sizes)
+    compiled = compile_kernel(module.__name__, kernel, signature, constants | others, divisible, **sizes)
     expect_fit(compiled, 128)  # what 16 warps leave a thread
 
 
@@ -218,7 +197,7 @@ ONES = ("groups", "kept", "last")
 )
 def test_what_is_one_is_a_constant_to_the_compiler(ones: tuple[str, ...], narrowed: bool, bounded: bool) -> None:
     """A share of all ones in a row that is held spills 16 bytes under Triton 3.9, under 3.6 nothing (docs/log.md)."""
-    signature = {name: kind for name, kind in SELECT.items() if name not in ones}
-    constants = dict.fromkeys(ones, 1) | KERNELS["_select"][2]
+    signature = signature_of(kernels._select, KINDS, ones)
+    constants = dict.fromkeys(ones, 1) | KERNELS["_select"][1]
     constants |= {"BOUNDED": bounded, "NARROWED": narrowed, "RANKED": False, "SPLITS": 16, "HELD": 4096, "TILE": 2048}
     assert compile_kernel(MODULE, "_select", signature, constants, (), capability=90, warps=8).spilled == 0
