@@ -161,7 +161,7 @@ def test_every_start_and_count(run: Run) -> None:
             for count in (0, 1, 2, 3, 4, 7, 10):
                 with run.chosen() as implementation:
                     bounds = bounds_of(case, page, per_block)
-                    until_full = per_block is None and count % 2 == 1
+                    until_full = count % 2 == 1
                     starts = [start, max(start - 2, 0)]
                     expect_update(case, bounds, page, starts, count, implementation, until_full=until_full)
 
