@@ -79,7 +79,8 @@ def hybrid_sets(
 
 def topk(scores: Sequence[float], length: int, k: int) -> list[int]:
     """Positions of the k best among the first `length`, best first; ties to the lower position."""
-    return sorted(range(length), key=lambda position: (-scores[position], position))[:k]
+    ordered: list[int] = np.argsort(-np.asarray(scores[:length]), kind="stable")[:k].tolist()
+    return ordered
 
 
 def rank_union(ranked: Sequence[Sequence[int]], limit: int) -> list[int]:

@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
-from typing import Any, get_args
+from typing import get_args
 
 import kernel_caches
 import pytest
 import torch
-from kernel_budgets import SMALLEST, gamma
-from kernel_caches import make_case, moved
-from quantised import expect_bounds, quantised
-from test_page_bounds import expect_update
+from device_caches import blocks_of, captured
+from kernel_caches import Case, make_case, moved
+from page_bounds_contract import Bounds, bounds_of, expect_page_scores, expect_update, filled
+from quantised import FP8, expect_bound_scores, quantised
 from torch import Tensor
 
-from saccade.adapters.vllm.cache_dtype import bounds_bytes
 from saccade.adapters.vllm.worker.page_bounds import BlockBounds
 from saccade.kernels.page_bounds.api import page_scores, update_page_bounds
 from saccade.types import KVView, Pooling, Rows
@@ -24,33 +24,10 @@ poolings = get_args(Pooling)
 int32 = partial(kernel_caches.int32, device="cuda")
 
 
-def random_bounds(batch: int, kv_heads: int, pages: int, head_dim: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    keys = torch.randn(batch, kv_heads, pages, 2, head_dim, device="cuda").to(dtype).float()
-    return keys.amin(dim=3).to(dtype), keys.amax(dim=3).to(dtype)
-
-
-def expect_scores(
-    scores: Tensor, q: Tensor, lower: Tensor, upper: Tensor, lengths: list[int], page: int, pooling: Pooling
-) -> None:
-    """Against float64; bounds `[B, Hkv, P, d]` in logical order. The budget is that of two float32 products."""
-    batch, kv_heads, pages, head_dim = lower.shape
-    group = q.shape[1] // kv_heads
-    queries = q.double().view(batch, kv_heads, group, head_dim)
-    largest = queries.abs().amax(dim=2, keepdim=True)
-    if pooling == "mean":
-        queries = queries.mean(dim=2, keepdim=True)
-    low, high = lower.double()[:, :, None], upper.double()[:, :, None]
-    exact = torch.maximum(queries[:, :, :, None] * low, queries[:, :, :, None] * high).sum(dim=-1)
-    size = 2 * (largest[:, :, :, None] * torch.maximum(low.abs(), high.abs())).sum(dim=-1)
-    error = gamma(2 * head_dim + group + 2) * size + SMALLEST
-    if pooling == "max":
-        exact = exact.amax(dim=2, keepdim=True)
-    error = error.expand_as(exact).flatten(1, 2)
-    exact = exact.flatten(1, 2)
-    assert scores.dtype == torch.float32 and scores.shape == exact.shape
-    for row, length in enumerate(lengths):
-        used = min(-(-length // page), pages)
-        assert (scores[row, :, :used].double() - exact[row, :, :used]).abs().le(error[row, :, :used]).all()
+def told(kv: KVView, q: Tensor, keys: list[Tensor]) -> Case:
+    """The case of such a cache, whose rows have these keys `[T, Hkv, d]`."""
+    numbers = [[*row.double().cpu().transpose(0, 1).numpy()] for row in keys]
+    return Case("blocks", [len(row) for row in keys], kv, q, numbers, numbers)
 
 
 @pytest.mark.parametrize("pooling", poolings)
@@ -69,15 +46,10 @@ def expect_scores(
 )
 def test_scores_against_float64(group: int, head_dim: int, dtype: torch.dtype, pooling: Pooling) -> None:
     lengths = [3001, 1, 512, 3200]
-    lower, upper = random_bounds(4, 2, 200, head_dim, dtype)
-    q = torch.randn(4, 2 * group, head_dim, device="cuda").to(dtype)
-    poisoned = [bounds.clone() for bounds in (lower, upper)]
-    for bounds in poisoned:
-        for row, length in enumerate(lengths):
-            bounds[row, :, -(-length // PAGE) :] = torch.nan
-    scores = page_scores(q, *poisoned, int32(lengths), page=PAGE, pooling=pooling, implementation="triton")
-    expect_scores(scores, q, lower, upper, lengths, PAGE, pooling)
-    again = page_scores(q, *poisoned, int32(lengths), page=PAGE, pooling=pooling)
+    case = moved(make_case(lengths=lengths, group=group, head_dim=head_dim, dtype=dtype))
+    bounds = filled(bounds_of(case, PAGE), case, PAGE)
+    scores, again = (bounds.scores(case, PAGE, how, pooling=pooling) for how in ("triton", "auto"))
+    expect_page_scores(scores, case, PAGE, bounds.lower.shape[2], pooling)
     for row, length in enumerate(lengths):
         assert torch.equal(scores[row, :, : -(-length // PAGE)], again[row, :, : -(-length // PAGE)])
 
@@ -85,80 +57,72 @@ def test_scores_against_float64(group: int, head_dim: int, dtype: torch.dtype, p
 @pytest.mark.parametrize("pooling", poolings)
 def test_queries_of_another_type(pooling: Pooling) -> None:
     """What bfloat16 cannot hold does not pass through it."""
-    lower, upper = random_bounds(2, 2, 50, 64, torch.bfloat16)
+    case = moved(make_case(lengths=[800, 77], group=4, head_dim=64, dtype=torch.bfloat16))
+    bounds = filled(bounds_of(case, PAGE), case, PAGE)
     for dtype in (torch.float32, torch.float16):
-        q = torch.randn(2, 8, 64, device="cuda").to(dtype)
-        scores = page_scores(q, lower, upper, int32([800, 77]), page=PAGE, pooling=pooling, implementation="triton")
-        expect_scores(scores, q, lower, upper, [800, 77], PAGE, pooling)
+        asked = replace(case, q=torch.randn(2, 8, 64, device="cuda").to(dtype))
+        scores = bounds.scores(asked, PAGE, "triton", pooling=pooling)
+        expect_page_scores(scores, asked, PAGE, bounds.lower.shape[2], pooling)
 
 
 @pytest.mark.parametrize("pooling", poolings)
 @pytest.mark.parametrize("dtype", [torch.float8_e4m3fn, torch.float8_e5m2])
 def test_quantised_scores_against_float64(dtype: torch.dtype, pooling: Pooling) -> None:
-    lower, upper = random_bounds(2, 4, 130, 128, dtype)
-    scale = torch.tensor([0.25, 1.0, 2.0, 0.5], device="cuda")
-    q = torch.randn(2, 16, 128, device="cuda").bfloat16()
-    lengths = [2080, 999]
-    scores = page_scores(
-        q, lower, upper, int32(lengths), page=PAGE, pooling=pooling, k_scale=scale, implementation="triton"
-    )
-    low, high = (bounds.double() * scale[:, None, None] for bounds in (lower, upper))
-    expect_scores(scores, q, low, high, lengths, PAGE, pooling)
+    scale = torch.tensor([0.25, 1.0, 2.0, 0.5])
+    plain = make_case(lengths=[520, 99], kv_heads=4, group=4, head_dim=128)
+    expect_bound_scores(moved(quantised(plain, scale, scale, torch.bfloat16, dtype)), PAGE, pooling, "triton")
 
 
 @pytest.mark.parametrize("page", [1, 3, 16, 64])
 @pytest.mark.parametrize("layout", ["buffer", "paged", "interleaved", "strided"])
 def test_updates_are_exact(layout: str, page: int) -> None:
     """Only the touched pages are written, whatever lies between tokens."""
-    sizes = {"lengths": [150, 33, 97], "kv_heads": 2, "group": 1, "head_dim": 80, "padding": 7}
+    sizes = {"lengths": [150, 33, 97], "group": 1, "head_dim": 80, "padding": 7}
     case = moved(make_case(layout=layout, **sizes, dtype=torch.bfloat16))
-    expect_update(case, page, [20, 0, 200], 40, "triton")
+    expect_update(case, bounds_of(case, page), page, [20, 0, 200], 40, "triton")
 
 
 @pytest.mark.parametrize("dtype", [torch.float8_e4m3fn, torch.float8_e5m2])
 def test_quantised_updates_are_exact(dtype: torch.dtype) -> None:
     case = make_case(layout="paged", lengths=[150, 33], kv_heads=2, group=1, head_dim=64, padding=1)
     one = torch.ones(2)
-    expect_bounds(moved(quantised(case, one, one, torch.bfloat16, dtype)), PAGE, [0, 0], 150, "triton")
+    case = moved(quantised(case, one, one, torch.bfloat16, dtype))
+    expect_update(case, bounds_of(case, PAGE), PAGE, [0, 0], 150, "triton")
 
 
-def test_bounds_behind_blocks_of_a_serving_engine() -> None:
-    """In the padding of its pages, through its block table; all other memory stays as it is."""
-    block, kv_heads, head_dim, blocks = 64, 4, 64, 40
-    room = bounds_bytes(block, PAGE, kv_heads, head_dim, 2) // 2
-    content = kv_heads * block * 2 * head_dim
-    storage = torch.full((blocks, content + room), torch.nan, dtype=torch.bfloat16, device="cuda")
-    cache = storage[:, :content].unflatten(1, (kv_heads, block, 2 * head_dim))
-    lengths = [700, 65, 1]
-    table = torch.full((3, 12), 10**6, dtype=torch.int32)
-    numbers = torch.randperm(blocks).tolist()
-    for row, length in enumerate(lengths):
-        for index in range(-(-length // block)):
-            table[row, index] = numbers.pop()
-            cache[table[row, index], :, : min(length - index * block, block)] = torch.randn(
-                kv_heads, min(length - index * block, block), 2 * head_dim, device="cuda"
-            ).bfloat16()
+@pytest.mark.parametrize(("dtype", "block"), [(torch.bfloat16, 64), (FP8, 16), (FP8, 64)])
+def test_bounds_behind_blocks_of_a_serving_engine(dtype: torch.dtype, block: int) -> None:
+    """In the padding of its pages, through its block table; all other memory stays as it is.
+
+    Of 8 bits they are numbers of the page, and one factor is told for all heads.
+    """
+    lengths, kv_heads, head_dim = [701, 65, 1], 4, 128
+    cache, table = blocks_of(lengths, block, kv_heads, head_dim, dtype)
     k, v = (part.transpose(1, 2) for part in cache.split(head_dim, dim=-1))
-    rows = Rows(table.cuda(), int32([0, 0, 0]), int32(lengths), 12 * block)
-    kv = KVView(k, v, rows)
-    bounds = BlockBounds.behind(cache, block, head_dim, PAGE)
-    before = storage.clone()
-    given: Any = {"page": PAGE, "table": rows.page_table, "implementation": "triton"}
-    update_page_bounds(bounds.lower, bounds.upper, kv, start=int32([0, 0, 0]), count=700, **given)
-    torch.testing.assert_close(storage[:, :content], before[:, :content], rtol=0, atol=0, equal_nan=True)
-    pages = -(-700 // PAGE)
-    lower, upper = torch.zeros(2, 3, kv_heads, pages, head_dim, device="cuda", dtype=torch.bfloat16)
+    rows = Rows(table.cuda(), int32([0, 0, 0]), int32(lengths), 702)
+    scale = torch.tensor(0.013, device="cuda").expand(kv_heads) if dtype == FP8 else None
+    kv = KVView(k, v, rows, scale, scale)
+    behind = BlockBounds.behind(cache, block, head_dim, PAGE)
+    before = cache.float()
+    behind.update(kv, torch.zeros_like(rows.seq_lens), 702)
+    torch.testing.assert_close(cache.float(), before, rtol=0, atol=0, equal_nan=True)
+    factor = 1.0 if scale is None else scale.double()[:, None]
+    keys = []
     for row, length in enumerate(lengths):
-        for number in range(-(-length // PAGE)):
-            place, inside = int(table[row, number * PAGE // block]), number * PAGE % block
-            keys = k[place, inside : inside + min(PAGE, length - number * PAGE)]
-            lower[row, :, number], upper[row, :, number] = keys.float().amin(dim=0), keys.float().amax(dim=0)
-    written = sum(-(-length // PAGE) for length in lengths) * kv_heads * 2 * head_dim
-    assert int(storage[:, content:].isfinite().sum()) == written
-    q = torch.randn(3, 4 * kv_heads, head_dim, device="cuda").bfloat16()
+        at = torch.arange(length)
+        keys.append(k[table[row].long()[at // block], at % block].double() * factor)
+        assert bool(keys[-1].isfinite().all())
+        for number, own in enumerate(keys[-1].split(PAGE)):
+            place = int(table[row, number * PAGE // block]), slice(None), number * PAGE % block // PAGE
+            for side, extreme in ((behind.lower, own.amin(0)), (behind.upper, own.amax(0))):
+                assert torch.equal(side[place].double() * factor, extreme)
+    written = sum(-(-length // PAGE) for length in lengths) * kv_heads * head_dim
+    assert all(int((~side.float().isnan()).sum()) == written for side in (behind.lower, behind.upper))
+    case = told(kv, torch.randn(3, 4 * kv_heads, head_dim, device="cuda").bfloat16(), keys)
+    bounds, pages = Bounds(behind.lower, behind.upper, rows.page_table), -(-702 // PAGE)
     for pooling in poolings:
-        scores = page_scores(q, bounds.lower, bounds.upper, rows.seq_lens, pooling=pooling, pages=pages, **given)
-        expect_scores(scores, q, lower, upper, lengths, PAGE, pooling)
+        scores = bounds.scores(case, PAGE, "triton", pooling=pooling, pages=pages, k_scale=scale)
+        expect_page_scores(scores, case, PAGE, pages, pooling)
 
 
 @pytest.mark.parametrize("pooling", poolings)
@@ -182,14 +146,7 @@ def test_a_graph_follows_lengths(pooling: Pooling) -> None:
     for row, length in enumerate(lengths):
         cache[row, :, :length] = keys[row, :, :length]
     step(capacity)
-    side = torch.cuda.Stream()
-    side.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(side):
-        step(2)
-    torch.cuda.current_stream().wait_stream(side)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        scores = step(2)
+    graph, scores = captured(lambda: step(2))
     held = lengths
     for now in ([102, 33], [104, 35], [112, 48], [113, 49], [113, 50], [115, 52]):
         for row, (before, length) in enumerate(zip(held, now, strict=True)):
@@ -198,12 +155,8 @@ def test_a_graph_follows_lengths(pooling: Pooling) -> None:
         start.copy_(int32([length - 2 for length in now]))
         q.copy_(torch.randn_like(q))
         graph.replay()
-        exact = [torch.zeros(2, kv_heads, pages, head_dim, device="cuda") for _ in range(2)]
-        for row, length in enumerate(now):
-            for number in range(-(-length // PAGE)):
-                page = keys[row, :, number * PAGE : min(number * PAGE + PAGE, length)].float()
-                exact[0][row, :, number], exact[1][row, :, number] = page.amin(dim=1), page.amax(dim=1)
-        expect_scores(scores, q, exact[0], exact[1], now, PAGE, pooling)
+        seen = [keys[row, :, :length].transpose(0, 1) for row, length in enumerate(now)]
+        expect_page_scores(scores, told(kv, q, seen), PAGE, pages, pooling)
         held = now
     seq_lens.copy_(int32([1, 0]))
     start.copy_(int32([5, 5]))
@@ -212,12 +165,11 @@ def test_a_graph_follows_lengths(pooling: Pooling) -> None:
 
 
 def test_a_query_that_is_no_number_does_not_pass_for_one() -> None:
-    lower, upper = random_bounds(1, 2, 3, 64, torch.bfloat16)
-    q = torch.randn(1, 8, 64, device="cuda").bfloat16()
-    q[0, 1, 3] = torch.nan
+    case = moved(make_case(lengths=[40], group=4, head_dim=64, dtype=torch.bfloat16))
+    bounds = filled(bounds_of(case, PAGE), case, PAGE)
+    case.q[0, 1, 3] = torch.nan
     for pooling in poolings:
-        scores = page_scores(q, lower, upper, int32([40]), page=PAGE, pooling=pooling, implementation="triton")
-        broken = scores.isnan()
+        broken = bounds.scores(case, PAGE, "triton", pooling=pooling, pages=3).isnan()
         assert broken[0, 1 if pooling == "each" else 0].all() and broken.sum() == 3
 
 
@@ -237,5 +189,4 @@ def test_offsets_beyond_32_bits() -> None:
         assert torch.equal(bounds[-16:].float(), last.transpose(1, 2).float())
     q = torch.randn(1, 32, head_dim, device="cuda").bfloat16()
     scores = page_scores(q, lower, upper, int32([16]), page=1, pooling="max", table=table, implementation="triton")
-    logical = last.transpose(1, 2)[:, :, 0].transpose(0, 1)[None]
-    expect_scores(scores, q, logical, logical, [16], 1, "max")
+    expect_page_scores(scores, told(kv, q, [last[:, 0]]), 1, scores.shape[2], "max")

@@ -3,44 +3,28 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import Literal
 
 import pytest
-import test_topk
+import topk_contract
 import torch
+from device_caches import captured
 from kernel_caches import int32
-from test_rank_union import expect_merged, ranked_of
-from test_topk import DEVICE_STYLES as STYLES
+from rank_union_contract import expect_merged, ranked_of
+from topk_contract import DEVICE_STYLES as STYLES
+from topk_contract import ORDERS, expect_chosen
 from torch import Tensor
 
+from saccade.kernels._dispatch import Implementation
 from saccade.kernels._share import Share
 from saccade.kernels.rank_union.api import framed_rank_union, rank_union
-from saccade.kernels.topk.api import Order, topk, topk_and_last
+from saccade.kernels.topk.api import Order, topk
 from saccade.selection.rules.rank_union import RankUnion
 from saccade.types import Rows
 
-ORDERS: tuple[Order, ...] = ("position", "score")
-IMPLEMENTATIONS: tuple[Literal["triton", "reference"], ...] = ("triton", "reference")
 # Of rows a hundred times as long.
-make_scores = partial(test_topk.make_scores, device="cuda", wide=30)
+make_scores = partial(topk_contract.make_scores, device="cuda", wide=30)
 device_lengths = partial(int32, device="cuda")
-
-
-def expected(scores: Tensor, lengths: list[int], k: int, order: Order) -> Tensor:
-    """A stable sort of each row on the CPU."""
-    kept = min(k, scores.shape[2])
-    ids = torch.full((*scores.shape[:2], kept), -1, dtype=torch.int32)
-    for row, length in enumerate(lengths):
-        # Adding 0.0 makes -0.0 equal to 0.0 for any sort.
-        best = (scores[row, :, :length].cpu() + 0.0).sort(dim=-1, descending=True, stable=True).indices[:, :kept]
-        ids[row, :, : best.shape[1]] = best.sort(dim=-1).values if order == "position" else best
-    return ids
-
-
-def expect_topk(scores: Tensor, lengths: list[int], k: int, order: Order) -> None:
-    ids, counts = topk(scores, device_lengths(lengths), k, order=order, implementation="triton")
-    assert counts.tolist() == [[min(k, length)] * scores.shape[1] for length in lengths]
-    assert torch.equal(ids.cpu(), expected(scores, lengths, k, order))
+expect_topk = partial(topk_contract.expect_topk, implementation="triton")
 
 
 @pytest.mark.parametrize("order", ORDERS)
@@ -62,22 +46,16 @@ def test_short_rows(style: str, order: Order) -> None:
 
 def test_auto_takes_the_kernels() -> None:
     scores = make_scores("distinct", (1, 8, 40_000), 3)
-    ids, counts = topk(scores, device_lengths([40_000]), 1000)
-    assert torch.equal(ids.cpu(), expected(scores, [40_000], 1000, "position"))
-    assert counts.tolist() == [[1000] * 8]
+    expect_chosen(*topk(scores, device_lengths([40_000]), 1000), scores, [40_000], 1000)
 
 
 @pytest.mark.parametrize("style", ["distinct", "clustered", "constant"])
 @pytest.mark.parametrize("width", [8_191, 131_072])
 def test_the_best_and_the_last(style: str, width: int) -> None:
-    """Against the reference, whose top-k the tests on the CPU compare with an oracle."""
-    scores, lengths = make_scores(style, (3, 4, width), 9), device_lengths([width, width - 100, 4])
+    scores, lengths = make_scores(style, (3, 4, width), 9), [width, width - 100, 4]
     for share in (None, Share(1, 40, 64), Share(1, 10, 4)):
         for k, last in ((2047, 1), (1000, 6), (0, 2)):
-            got = topk_and_last(scores, lengths, k, last, share=share, implementation="triton")
-            wanted = topk_and_last(scores, lengths, k, last, share=share, implementation="reference")
-            assert torch.equal(got[0], wanted[0])
-            assert torch.equal(got[1], wanted[1])
+            topk_contract.expect_topk_and_last(scores, lengths, k, last, share, implementation="triton")
 
 
 @pytest.mark.parametrize("k", [9_000, 40_000, 262_144, 300_000])
@@ -103,18 +81,13 @@ def test_the_same_again_and_again() -> None:
 def test_captured_and_replayed_with_other_lengths(width: int, order: Order) -> None:
     scores = make_scores("distinct", (2, 2, width), 6)
     lengths = device_lengths([width, width])
-    topk(scores, lengths, 1024, order=order, implementation="triton")
-    torch.cuda.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        ids, counts = topk(scores, lengths, 1024, order=order, implementation="triton")
+    graph, found = captured(lambda: topk(scores, lengths, 1024, order=order, implementation="triton"))
     for number, now in enumerate(([width, width - 1], [5, 0], [width // 2, 1024], [1025, width])):
         for style in ("distinct", "constant"):
             scores.copy_(make_scores(style, (2, 2, width), 10 + number))
             lengths.copy_(device_lengths(now))
             graph.replay()
-            assert torch.equal(ids.cpu(), expected(scores, now, 1024, order))
-            assert counts.tolist() == [[min(1024, length)] * 2 for length in now]
+            expect_chosen(*found, scores, now, 1024, order)
 
 
 @pytest.mark.parametrize("style", ["distinct", "neighbours", "constant", "clustered"])
@@ -135,15 +108,11 @@ def test_the_union_captured_and_replayed() -> None:
         ids, counts = topk(scores, lengths, 512, order="score", implementation="triton")
         return ids, counts, *rank_union(ids, counts, 512, universe=65_536, implementation="triton")
 
-    step()
-    torch.cuda.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        ids, counts, merged, found = step()
+    graph, (ids, counts, merged, found) = captured(step)
     for length in (65_536, 40_000, 100, 0):
         lengths.fill_(length)
         graph.replay()
-        assert torch.equal(ids.cpu(), expected(scores, [length], 512, "score"))
+        expect_chosen(ids, counts, scores, [length], 512, "score")
         expect_merged(merged, found, ranked_of(ids, counts), 512)
 
 
@@ -151,20 +120,14 @@ def test_the_union_captured_and_replayed() -> None:
 def test_the_union_between_sinks_and_a_window(style: str) -> None:
     """Short rows, whose sinks and window leave nothing, and long ones; as the reference composes them."""
     scores, lengths = make_scores(style, (4, 8, 20_000), 12), device_lengths([20_004, 19_000, 70, 3])
-    got, wanted = (
-        framed_rank_union(
-            *topk(scores, lengths, 1500, order="score", reserved=504, implementation=implementation),
-            lengths,
-            1500,
-            sinks=4,
-            window=500,
-            universe=20_000,
-            implementation=implementation,
-        )
-        for implementation in IMPLEMENTATIONS
-    )
-    assert torch.equal(got[0], wanted[0])
-    assert torch.equal(got[1], wanted[1])
+
+    def union(how: Implementation) -> tuple[Tensor, Tensor]:
+        ranked = topk(scores, lengths, 1500, order="score", reserved=504, implementation=how)
+        frame = {"sinks": 4, "window": 500, "universe": 20_000}
+        return framed_rank_union(*ranked, lengths, 1500, **frame, implementation=how)
+
+    for one, other in zip(union("triton"), union("reference"), strict=True):
+        assert torch.equal(one, other)
 
 
 def test_a_rule_asks_for_more_ranks_of_rows_whose_heads_agree() -> None:
@@ -173,14 +136,7 @@ def test_a_rule_asks_for_more_ranks_of_rows_whose_heads_agree() -> None:
     rows = Rows(torch.zeros((3, 1), dtype=torch.int32, device="cuda"), torch.zeros_like(lengths), lengths, 40_000)
     scores = make_scores("distinct", (3, 32, 40_000), 13)
 
-    def step() -> Tensor:
-        return rule.choose(scores, rows, 1, 1.0).ids
-
-    step()
-    torch.cuda.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        ids = step()
+    graph, ids = captured(lambda: rule.choose(scores, rows, 1, 1.0).ids)
     for agreeing in (1, 20, 32):
         scores.copy_(make_scores("distinct", (3, 32, 40_000), agreeing))
         scores[:, :agreeing] = scores[:, :1].clone()

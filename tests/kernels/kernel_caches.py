@@ -51,6 +51,7 @@ def cases(
     longest: int = 40,
     dtypes: tuple[torch.dtype, ...] = (torch.float32, torch.bfloat16, torch.float16),
     head_dims: tuple[int, ...] = (1, 8, 16, 24, 64, 80),
+    value_dims: tuple[int | None, ...] = (None,),
 ) -> Case:
     batch = draw(st.integers(1, 3))
     layout = draw(st.sampled_from(LAYOUTS))
@@ -72,6 +73,7 @@ def cases(
         kv_heads=draw(st.integers(1, 3)),
         group=draw(st.sampled_from((1, 2, 3, 4, 5, 8))),
         head_dim=draw(st.sampled_from(head_dims)),
+        value_dim=draw(st.sampled_from(value_dims)),
         seed=draw(st.integers(0, 2**31)),
     )
     sinks = draw(st.sampled_from((None, None, 0.0, 3.0, -200.0, 200.0)))
@@ -117,17 +119,21 @@ def with_cap(case: Case, cap: float | None) -> Case:
 
 
 def make_case(
-    *, layout: str, lengths: list[int], kv_heads: int, group: int, head_dim: int, dtype: torch.dtype = torch.float32,
-    style: str = "normal", padding: int = 0, loose: int = 0, page: int | None = None, seed: int = 0,
+    *, lengths: list[int], layout: str = "buffer", kv_heads: int = 2, group: int = 2, head_dim: int = 16,
+    dtype: torch.dtype = torch.float32, style: str = "normal", padding: int = 0, loose: int = 0,
+    page: int | None = None, seed: int = 0, value_dim: int | None = None,
 ) -> Case:  # fmt: skip
-    """Build a case; `padding` shifts the rows against the storage pages, `loose` raises the bound on the lengths."""
+    """Build a case; `padding` shifts the rows against the storage pages, `loose` raises the bound on the lengths.
+
+    `value_dim`: how wide values are; None: as wide as keys.
+    """
     random = torch.Generator().manual_seed(seed)
     batch, longest = len(lengths), max(lengths)
     # With padding, rows end together or start together, as left and right padding do.
     starts = [padding + (longest - length if padding % 2 else 0) for length in lengths]
     shape = (batch, kv_heads, longest, head_dim)
     k = _content(shape, style, random).to(dtype)
-    v = torch.randn(shape, generator=random).to(dtype)
+    v = torch.randn((*shape[:3], value_dim or head_dim), generator=random).to(dtype)
     q = torch.randn(batch, kv_heads * group, head_dim, generator=random).to(dtype)
     if layout == "buffer":
         order = torch.randperm(batch, generator=random)
@@ -206,9 +212,9 @@ def _paged(
 def _columns(k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
     """The same pages as vLLM's CPU backend keeps them: per head keys `[d, page]`, then values `[page, d]`, and NaN
     behind each page."""
-    pages, page, heads, head_dim = k.shape
-    storage = torch.full((pages, heads * 2 * page * head_dim + 24), torch.nan, dtype=k.dtype)
-    both = storage[:, :-24].unflatten(1, (heads, 2, page * head_dim))
-    columns = both[:, :, 0].unflatten(2, (head_dim, page)).permute(0, 3, 1, 2)
-    rows = both[:, :, 1].unflatten(2, (page, head_dim)).transpose(1, 2)
+    (pages, page, heads, dim), wide = k.shape, v.shape[3]
+    storage = torch.full((pages, heads * page * (dim + wide) + 24), torch.nan, dtype=k.dtype)
+    both = storage[:, :-24].unflatten(1, (heads, page * (dim + wide)))
+    columns = both[..., : page * dim].unflatten(2, (dim, page)).permute(0, 3, 1, 2)
+    rows = both[..., page * dim :].unflatten(2, (page, wide)).transpose(1, 2)
     return columns.copy_(k), rows.copy_(v)

@@ -1,16 +1,17 @@
 """Comparing results with the oracles, within the error budgets; and the choices that every operation's test draws.
 
-The folder `interpreted` imports tests from this one: there every choice of an implementation is Triton's kernels.
+The contract of an operation is a file of its own beside this one, whose tests the folder `interpreted` runs too: there
+every choice of an implementation is Triton's kernels.
 """
 
 from __future__ import annotations
 
 import math
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import get_args
+from typing import Any, NamedTuple, get_args
 
 import numpy as np
 import pytest
@@ -18,29 +19,74 @@ import torch
 from hypothesis import settings
 from hypothesis import strategies as st
 from kernel_budgets import attention_error, largest_query, score_error
-from kernel_caches import Case
+from kernel_caches import Case, cases
 from torch import Tensor
 
 import oracles
+from saccade.errors import KernelError
 from saccade.kernels._dispatch import Implementation
+from saccade.kernels._native import library as native
 from saccade.kernels._native.attention import native_refusal
-from saccade.kernels._native.library import library
 from saccade.kernels.dense_decode_scores.api import dense_decode_scores
 from saccade.types import Pooling
 from walking import drawn, walk
 
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 # test_native.py asserts that the library is there wherever it can be built.
-fast_attention = ("cpu",) if library() is None else ("cpu", "native")
+built = native.library() is not None
+fast_attention = ("cpu", "native") if built else ("cpu",)
 every_attention = ("triton",) if INTERPRETED else ("reference", *fast_attention)
-attention_implementations = st.sampled_from(every_attention)
 # Of operations that have none for torch on a CPU alone.
 fast_index = fast_attention[1:] or ("reference",)
 every_index = ("triton",) if INTERPRETED else ("reference", *fast_attention[1:])
 index_implementations = st.sampled_from(every_index)
 poolings = st.sampled_from(get_args(Pooling))
+groupings = st.sampled_from(("all", "kv", "query"))
+seeds = st.integers(0, 2**31)
 DEVICES = [90, *(pytest.param(one, marks=walk) for one in (80, 100, 120))]
 """Compute capabilities: of an H100 every time, of an A100 and two Blackwells in `make walk`, but for attention."""
+
+
+class Run(NamedTuple):
+    """An implementation, and of the C library the most floats of a vector; a narrower machine repeats its widest."""
+
+    implementation: Implementation
+    lanes: int = 0
+
+    def __str__(self) -> str:
+        return f"{self.implementation}{self.lanes or ''}"
+
+    @contextmanager
+    def chosen(self) -> Iterator[Implementation]:
+        """The implementation, while vectors have this width."""
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(native, "widest", self.lanes)
+            yield self.implementation
+
+    def cases(self) -> st.SearchStrategy[Case]:
+        """Caches that the implementation is meant to take; short ones of few numbers in the interpreter."""
+        if INTERPRETED:
+            return cases(longest=70, dtypes=(torch.float32, torch.float16), head_dims=(8, 16, 24))
+        if self.implementation == "native":
+            fitting = cases(dtypes=(torch.float32, torch.bfloat16), head_dims=(16, 32, 48, 64, 80, 96, 128))
+            return fitting.filter(lambda case: native_refusal(case.q, case.kv) is None)
+        if self.implementation == "cpu":
+            return cases().filter(lambda case: case.layout not in ("columns", "strided"))
+        return cases(value_dims=(None, None, 1, 24))
+
+
+# 32: instructions that multiply bfloat16, where the machine has them.
+WIDTHS = (4, 8, 16, 32) if built else ()
+_runs = (Run("triton"),) if INTERPRETED else (Run("reference"), *(Run("native", lanes) for lanes in WIDTHS))
+every_index_run = pytest.mark.parametrize("run", _runs, ids=str)
+every_attention_run = pytest.mark.parametrize("run", _runs if INTERPRETED else (*_runs, Run("cpu")), ids=str)
+needs_the_library = pytest.mark.skipif(not built, reason="no library was built")
+
+
+def refused(words: str, call: Callable[..., object], *given: Any, **options: Any) -> None:
+    """The call raises a KernelError that says so."""
+    with pytest.raises(KernelError, match=words):
+        call(*given, **options)
 
 
 def fewer(examples: int) -> settings:
@@ -56,13 +102,6 @@ def threads(count: int) -> Iterator[None]:
         yield
     finally:
         torch.set_num_threads(1)
-
-
-def takes(implementation: str, case: Case) -> bool:
-    """Whether the implementation is meant to take this cache."""
-    if implementation == "native":
-        return native_refusal(case.q, case.kv) is None
-    return implementation == "reference" or case.layout not in ("columns", "strided")
 
 
 def expect_scores(scores: Tensor, case: Case, pooling: Pooling, *, ended: bool = True) -> None:
@@ -89,7 +128,7 @@ def expect_attention(out: Tensor, case: Case, chosen: list[list[list[int]]]) -> 
     """
     group = case.q.shape[1] // case.kv.kv_heads
     assert out.dtype == case.q.dtype
-    assert out.shape == case.q.shape
+    assert out.shape == (*case.q.shape[:2], case.kv.v.shape[3])
     for row, sets in enumerate(chosen):
         queries, keys, values = case.queries[row], case.keys[row], case.values[row]
         scale, cap = case.softmax.scale, case.softmax.cap
@@ -130,14 +169,14 @@ def everything(case: Case) -> list[list[list[int]]]:
     return [[list(range(length))] * case.q.shape[1] for length in case.lengths]
 
 
-def with_other_rows(case: Case, whole: list[bool], empty: list[bool]) -> Case:
-    """The same rows, of which some attend to all their tokens, and some are empty and lie nowhere."""
+def with_other_rows(case: Case, whole: list[bool], empty: list[bool], *, nowhere: bool = True) -> Case:
+    """The same rows, of which some attend to all their tokens, and some are empty and may lie nowhere."""
     rows, gone = case.kv.rows, torch.tensor(empty)
     lengths = [0 if nothing else length for length, nothing in zip(case.lengths, empty, strict=True)]
     changed = replace(
         rows,
         page_table=rows.page_table.masked_fill(gone[:, None], 10**6)
-        if rows.page_table.shape[1] > 1
+        if nowhere and rows.page_table.shape[1] > 1
         else rows.page_table,
         seq_lens=rows.seq_lens.masked_fill(gone, 0),
         bounds=None,

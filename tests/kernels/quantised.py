@@ -12,24 +12,24 @@ from dataclasses import replace
 
 import numpy as np
 import torch
+from attention_contract import expect_everything, flags
+from hypothesis import given
 from hypothesis import strategies as st
 from kernel_budgets import largest_query, score_error
-from kernel_caches import Case, cases, int32
-from kernel_checks import expect_dense, expect_scores
-from test_hybrid_decode import check
-from test_page_bounds import expect_page_scores, fresh, poisoned, scores_of
-from test_sparse_decode import expect_sparse
+from kernel_caches import Case, cases, make_case
+from kernel_checks import INTERPRETED, fewer, groupings, poolings
+from page_bounds_contract import bounds_of, expect_page_scores, expect_update, filled
 from torch import Tensor
 
 import oracles
 from saccade.kernels._dispatch import Implementation
-from saccade.kernels.dense_decode_scores.api import decode_scores
-from saccade.kernels.page_bounds.api import update_page_bounds
 from saccade.types import Pooling
 
 FP8 = torch.float8_e4m3fn
 scales = st.sampled_from((0.013, 0.3, 1.0, 3.7))
 query_dtypes = st.sampled_from((torch.float32, torch.float16))
+IMPLEMENTATION: Implementation = "triton" if INTERPRETED else "reference"
+"""The one beside Triton's kernels that takes such a cache."""
 
 
 def quantised(case: Case, k_scale: Tensor, v_scale: Tensor, query: torch.dtype, dtype: torch.dtype = FP8) -> Case:
@@ -64,9 +64,10 @@ def in_place(storage: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 @st.composite
-def quantised_cases(draw: st.DrawFn, *, longest: int = 40, head_dims: tuple[int, ...] = (1, 8, 24, 64)) -> Case:
+def quantised_cases(draw: st.DrawFn) -> Case:
     """A factor of the whole layer, as vLLM has it, or of each head."""
-    case = draw(cases(longest=longest, dtypes=(torch.float32,), head_dims=head_dims))
+    head_dims = (8, 16, 24) if INTERPRETED else (1, 8, 24, 64)
+    case = draw(cases(longest=70 if INTERPRETED else 40, dtypes=(torch.float32,), head_dims=head_dims))
     heads = case.kv.kv_heads
     count = draw(st.sampled_from((1, heads)))
     k_scale, v_scale = (
@@ -76,43 +77,16 @@ def quantised_cases(draw: st.DrawFn, *, longest: int = 40, head_dims: tuple[int,
     return quantised(case, k_scale.expand(heads), v_scale.expand(heads), draw(query_dtypes))
 
 
-def expect_everything(
-    case: Case, implementation: Implementation, sets: str, unit: int, pooling: Pooling, dense: tuple[bool, ...]
-) -> None:
-    """Attention to all tokens, to sets and to both, with the scores on the way, and the scores alone."""
-    expect_dense(case, pooling, implementation)
-    expect_scores(decode_scores(case.q, case.kv, pooling=pooling, implementation=implementation), case, pooling)
-    expect_sparse(case, sets, unit, 3, 0, implementation)
-    check(case, implementation, sets, unit, dense, pooling, None, 1)
-
-
-def expect_bounds(case: Case, page: int, starts: list[int], count: int, implementation: Implementation) -> None:
-    """In 8 bits, times the scale, they are the smallest and largest numbers themselves; other pages hold NaN still."""
-    lower, upper = poisoned(case, page)
-    changed = int32(starts, lower.device)
-    update_page_bounds(lower, upper, case.kv, page=page, start=changed, count=count, implementation=implementation)
-    scale = _scale(case)
-    below, above = (bounds.double() * scale.double()[:, None, None] for bounds in (lower, upper))
-    for row, (start, length) in enumerate(zip(starts, case.lengths, strict=True)):
-        touched = {position // page for position in range(start, min(start + count, length))}
-        for head, keys in enumerate(case.keys[row]):
-            expected = oracles.page_bounds(keys, page)
-            for number in range(lower.shape[2]):
-                sides = below[row, head, number], above[row, head, number]
-                if number not in touched:
-                    assert all(bool(side.isnan().all()) for side in sides)
-                    continue
-                assert tuple(side.tolist() for side in sides) == expected[number]
-                own = torch.tensor(keys[number * page : (number + 1) * page], dtype=torch.float64).to(lower.device)
-                assert bool((own >= sides[0]).all())
-                assert bool((own <= sides[1]).all())
+def small() -> Case:
+    case = make_case(lengths=[33, 9])
+    return quantised(case, torch.tensor([0.5, 3.7]), torch.tensor([0.3, 1.0]), torch.float32)
 
 
 def expect_bound_scores(case: Case, page: int, pooling: Pooling, implementation: Implementation) -> None:
     """What the oracle says, and never below the score of a token in the page."""
-    bounds = fresh(case, page, implementation)
-    scores = scores_of(case, bounds, page, implementation, pooling=pooling, k_scale=case.kv.k_scale)
-    expect_page_scores(scores, case, page, bounds[0].shape[2], pooling)
+    bounds = filled(bounds_of(case, page), case, page)
+    scores = bounds.scores(case, page, implementation, pooling=pooling, k_scale=case.kv.k_scale)
+    expect_page_scores(scores, case, page, bounds.lower.shape[2], pooling)
     group = case.q.shape[1] // case.kv.kv_heads
     for row in range(len(case.lengths)):
         queries, keys = case.queries[row], case.keys[row]
@@ -126,6 +100,21 @@ def expect_bound_scores(case: Case, page: int, pooling: Pooling, implementation:
                 assert scores[row, index, position // page].item() >= score - error
 
 
-def _scale(case: Case) -> Tensor:
-    assert case.kv.k_scale is not None
-    return case.kv.k_scale
+@fewer(12)
+@given(quantised_cases(), groupings, st.sampled_from((1, 4, 16)), poolings, st.data())
+def test_attention_matches_the_oracle(case: Case, sets: str, unit: int, pooling: Pooling, data: st.DataObject) -> None:
+    expect_everything(case, IMPLEMENTATION, sets, unit, pooling, data.draw(flags(case)))
+
+
+@fewer(12)
+@given(quantised_cases(), st.sampled_from((1, 3, 16)), st.data())
+def test_bounds_are_numbers_of_the_cache(case: Case, page: int, data: st.DataObject) -> None:
+    starts = [data.draw(st.integers(0, case.kv.rows.max_len + page)) for _ in case.lengths]
+    count = data.draw(st.integers(0, case.kv.rows.max_len))
+    expect_update(case, bounds_of(case, page), page, starts, count, IMPLEMENTATION)
+
+
+@fewer(12)
+@given(quantised_cases(), st.sampled_from((1, 3, 16)), poolings)
+def test_a_pages_score_bounds_those_of_its_tokens(case: Case, page: int, pooling: Pooling) -> None:
+    expect_bound_scores(case, page, pooling, IMPLEMENTATION)

@@ -1,95 +1,21 @@
-"""Chunk keys: of the chunks' own slots alone, in every layout, against naive float64 means and maxima."""
+"""Chunk keys on CPUs: in every layout against float64, and nothing but the chunks is read."""
 
 from __future__ import annotations
-
-import math
-from collections.abc import Iterator
-from itertools import pairwise
-from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from hypothesis import assume, given
+from chunk_keys_contract import chunk_keys, expect, table
+from hypothesis import given
 from hypothesis import strategies as st
-from kernel_budgets import gamma
-from kernel_caches import Case, cases, make_case
-from kernel_checks import takes, threads
-from torch import Tensor
+from kernel_caches import make_case
+from kernel_checks import Run, every_index, every_index_run, needs_the_library, refused, threads
 
-from saccade.errors import KernelError
 from saccade.kernels._dispatch import Implementation
-from saccade.kernels._native.library import library
 from saccade.kernels.chunk_keys import api, reference
 from saccade.kernels.chunk_keys.api import ChunkPooling, token_keys
-from saccade.types import KVView, Rows
 
-poolings = st.sampled_from(("mean", "max"))
-# test_native.py asserts that the library is there wherever it can be built.
-IMPLEMENTATIONS: tuple[Implementation, ...] = ("reference",) if library() is None else ("reference", "native")
-
-
-def table(edges: list[list[int]], device: str = "cpu") -> Tensor:
-    """Edges of all rows; a row of fewer chunks repeats its last edge, one of none has some that no row has."""
-    width = max(2, *map(len, edges))
-    rows = [row or [10**6] for row in edges]
-    return torch.tensor([row + row[-1:] * (width - len(row)) for row in rows], dtype=torch.int32, device=device)
-
-
-def chunk_keys(kv: KVView, edges: Tensor, **options: Any) -> Tensor:
-    return api.chunk_keys((kv,), edges, **options)[0]
-
-
-def longest_of(edges: list[list[int]]) -> int:
-    return max((stop - start for row in edges for start, stop in pairwise(row)), default=1)
-
-
-def expect(case: Case, edges: list[list[int]], pooling: ChunkPooling, implementation: Implementation) -> None:
-    """A mean of n numbers errs by gamma(n + 1) of their magnitude, the length by gamma(d + 2), the quotient by 1 more.
-
-    So a component of the unit vector errs by that share of the mean magnitudes over the pooled vector's length; and
-    the length itself by the same of all components.
-    """
-    places = table(edges, str(case.kv.k.device))
-    options = {"longest": max(longest_of(edges), 1), "implementation": implementation}
-    keys = chunk_keys(case.kv, places, pooling=pooling, **options)
-    assert keys.dtype == torch.float32
-    assert keys.shape == (len(edges), case.kv.kv_heads, places.shape[1] - 1, case.kv.head_dim)
-    for row, head, number, start, stop in chunks(case, places):
-        got = keys[row, head, number].double().cpu().numpy()
-        own = case.keys[row][head][start:stop] if stop > start else np.zeros((1, case.kv.head_dim))
-        pooled = own.max(0) if pooling == "max" else own.mean(0)
-        sizes = np.abs(own).mean(0) if pooling == "mean" else np.abs(pooled)
-        length = math.sqrt((pooled * pooled).sum())
-        if length == 0:
-            assert got.tolist() == pooled.tolist()
-            continue
-        relative = gamma(stop - start + case.kv.head_dim + 5)
-        largest = math.sqrt((sizes * sizes).sum()) / length
-        allowed = relative * (sizes / length + np.abs(pooled) / length * largest) + 1e-30
-        assert (np.abs(got - pooled / length) <= allowed).all()
-
-
-def expect_that_nothing_else_matters(implementation: Implementation) -> None:
-    """NaN in the rows themselves, between and behind the chunks."""
-    case = make_case(layout="buffer", lengths=[20, 9], kv_heads=2, group=1, head_dim=16)
-    edges = table([[3, 7, 7, 12], []])
-    options = {"longest": 8, "implementation": implementation}
-    whole = chunk_keys(case.kv, edges, **options)
-    assert api.chunk_keys((case.kv, case.kv), edges, **options).equal(torch.stack((whole, whole)))
-    kept = case.kv.k[case.kv.rows.page_table[0, 0], 3:12].clone()
-    case.kv.k.fill_(torch.nan)
-    case.kv.k[case.kv.rows.page_table[0, 0], 3:12] = kept
-    assert chunk_keys(case.kv, edges, **options).equal(whole)
-    assert not whole[0, :, 1].any() and not whole[1].any()
-
-
-def chunks(case: Case, places: Tensor) -> Iterator[tuple[int, int, int, int, int]]:
-    """Row, head, number, start and stop of every chunk."""
-    for row, edges in enumerate(places.tolist()):
-        for head in range(case.kv.kv_heads):
-            for number, (start, stop) in enumerate(pairwise(edges)):
-                yield row, head, number, start, stop
+every_implementation = pytest.mark.parametrize("implementation", every_index)
 
 
 @st.composite
@@ -98,12 +24,13 @@ def edges_of(draw: st.DrawFn, lengths: list[int]) -> list[list[int]]:
     return [sorted(draw(st.lists(st.integers(0, length), max_size=8))) for length in lengths]
 
 
-@given(cases(longest=60), st.data(), poolings, st.sampled_from(IMPLEMENTATIONS))
-def test_against_float64(
-    case: Case, data: st.DataObject, pooling: ChunkPooling, implementation: Implementation
-) -> None:
-    assume(takes(implementation, case) and (pooling == "mean" or implementation == "reference"))
-    expect(case, data.draw(edges_of(case.lengths)), pooling, implementation)
+@every_index_run
+@given(st.data(), st.sampled_from(("mean", "max")))
+def test_against_float64(run: Run, data: st.DataObject, pooling: ChunkPooling) -> None:
+    case = data.draw(run.cases())
+    with run.chosen() as implementation:
+        how: Implementation = "reference" if pooling == "max" else implementation
+        expect(case, data.draw(edges_of(case.lengths)), pooling, how)
 
 
 def test_blocks_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -118,20 +45,22 @@ def test_blocks_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
         assert chunk_keys(case.kv, edges, **options).equal(whole)
 
 
-@pytest.mark.parametrize("layout", ["buffer", "paged", "columns"])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("count", [1, 2])
+@needs_the_library
+@pytest.mark.parametrize(
+    ("layout", "dtype", "count"),
+    [("buffer", torch.float32, 1), ("paged", torch.bfloat16, 2), ("columns", torch.float32, 2)],
+)
 def test_implementations_give_the_same_bits(layout: str, dtype: torch.dtype, count: int) -> None:
     """More chunks than an item of the C implementation has, and as much cache as wakes a second thread."""
     lengths = [3000, 40, 7]
-    case = make_case(layout=layout, lengths=lengths, kv_heads=2, group=1, head_dim=80, dtype=dtype, padding=3, page=20)
+    case = make_case(layout=layout, lengths=lengths, group=1, head_dim=80, dtype=dtype, padding=3, page=20)
     edges = table([[0, 37, 37, 120, *range(300, 2990, 27), 3000], [3, 40], []])
     with threads(count):
-        found = [chunk_keys(case.kv, edges, longest=500, implementation=name) for name in IMPLEMENTATIONS]
-    assert found[0].equal(found[-1])
+        one, other = (chunk_keys(case.kv, edges, longest=500, implementation=name) for name in every_index)
+    assert one.equal(other)
 
 
-@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
+@every_implementation
 def test_nan_and_infinity_of_a_chunk_stay_its_own(implementation: Implementation) -> None:
     case = make_case(layout="buffer", lengths=[12], kv_heads=1, group=1, head_dim=16)
     first = case.kv.rows.row_start[0]
@@ -143,30 +72,29 @@ def test_nan_and_infinity_of_a_chunk_stay_its_own(implementation: Implementation
     assert found[2].norm() == pytest.approx(1)
 
 
-@pytest.mark.parametrize("implementation", IMPLEMENTATIONS[1:])
-def test_pages_that_are_not_there_are_not_read(implementation: Implementation) -> None:
+@needs_the_library
+def test_pages_that_are_not_there_are_not_read() -> None:
     for page, start, told in ((99, 0, "outside the storage"), (-1, 0, "outside the storage"), (0, 40, "its pages")):
-        case = make_case(layout="paged", lengths=[20], kv_heads=1, group=1, head_dim=16)
+        case = make_case(layout="paged", lengths=[20], kv_heads=1, group=1)
         case.kv.rows.page_table.fill_(page)
         case.kv.rows.row_start.fill_(start)
-        with pytest.raises(KernelError, match=f"chunk_keys: .*{told}"):
-            chunk_keys(case.kv, table([[0, 9, 20]]), longest=20, implementation=implementation)
+        edges = table([[0, 9, 20]])
+        refused(f"chunk_keys: .*{told}", chunk_keys, case.kv, edges, longest=20, implementation="native")
 
 
-@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
+@every_implementation
 def test_what_lies_in_no_chunk_does_not_matter(implementation: Implementation) -> None:
-    expect_that_nothing_else_matters(implementation)
-
-
-def test_the_reference_never_synchronises_with_the_host() -> None:
-    """`.item()`, `nonzero` and data-dependent shapes raise on a tensor without content; edges on CPU may be read."""
-    zeros = torch.zeros(2, dtype=torch.int32, device="meta")
-    storage = torch.empty(6, 16, 2, 8, device="meta")
-    kv = KVView(storage, storage, Rows(zeros[:, None].expand(-1, 3), zeros, zeros + 1, 40))
-    edges = zeros[:, None].expand(-1, 6)
-    assert chunk_keys(kv, edges, longest=5, implementation="reference").shape == (2, 2, 5, 8)
-    with pytest.raises(RuntimeError, match="meta"):
-        edges.max().item()
+    """NaN in the rows themselves, between and behind the chunks."""
+    case = make_case(layout="buffer", lengths=[20, 9], kv_heads=2, group=1, head_dim=16)
+    edges = table([[3, 7, 7, 12], []])
+    options = {"longest": 8, "implementation": implementation}
+    whole = chunk_keys(case.kv, edges, **options)
+    assert api.chunk_keys((case.kv, case.kv), edges, **options).equal(torch.stack((whole, whole)))
+    kept = case.kv.k[case.kv.rows.page_table[0, 0], 3:12].clone()
+    case.kv.k.fill_(torch.nan)
+    case.kv.k[case.kv.rows.page_table[0, 0], 3:12] = kept
+    assert chunk_keys(case.kv, edges, **options).equal(whole)
+    assert not whole[0, :, 1].any() and not whole[1].any()
 
 
 def test_zero_keys_stay_zero() -> None:
@@ -178,30 +106,26 @@ def test_zero_keys_stay_zero() -> None:
 def test_errors() -> None:
     case = make_case(layout="buffer", lengths=[9, 8], kv_heads=1, group=1, head_dim=4)
     for edges, chunk, told in (
-        ([0, 9], 0, r"0\.\.9"),
+        ([4, 9], 0, r"4\.\.9"),
         ([-1, 4], 0, r"-1\.\.4"),
         ([0, 4, 2], 1, r"4\.\.2"),
         ([0, 1, 1, 7, 7], 2, r"1\.\.7"),
     ):
-        with pytest.raises(
-            KernelError,
-            match=rf"chunk_keys: chunk {chunk} of row 1 is {told}; edges must ascend from 0 or more "
-            "to at most 8, by at most 5",
-        ):
-            chunk_keys(case.kv, table([[0, 5], edges]), longest=5)
-    with pytest.raises(KernelError, match=r"edges must be \[2, 2 or more\] on cpu, got \[1, 2\] on cpu"):
-        chunk_keys(case.kv, table([[0, 4]]), longest=4)
-    with pytest.raises(KernelError, match=r"got \[2, 1\]"):
-        chunk_keys(case.kv, table([[0, 4], []])[:, :1], longest=4)
-    with pytest.raises(KernelError, match=r"edges must be int32, got torch\.int64"):
-        chunk_keys(case.kv, table([[0, 4], []]).long(), longest=4)
-    with pytest.raises(KernelError, match="longest must be at least 1, got 0"):
-        chunk_keys(case.kv, table([[0, 4], []]), longest=0)
-    with pytest.raises(KernelError, match="unknown pooling 'sum'; use mean or max"):
-        chunk_keys(case.kv, table([[0, 4], []]), longest=4, pooling="sum")
-    strided = make_case(layout="strided", lengths=[8], kv_heads=3, group=1, head_dim=8)
-    with pytest.raises(KernelError, match="implementation 'native' cannot take this call"):
-        chunk_keys(strided.kv, table([[0, 4]]), longest=4, implementation="native")
+        bounds = "edges must ascend from 0 or more to at most 8, by at most 5"
+        words = rf"chunk_keys: chunk {chunk} of row 1 is {told}; {bounds}"
+        refused(words, chunk_keys, case.kv, table([[0, 5], edges]), longest=5)
+    good = table([[0, 4], []])
+    for wrong, words in (
+        (good[:1], r"edges must be \[2, 2 or more\] on cpu, got \[1, 2\] on cpu"),
+        (good[:, :1], r"got \[2, 1\]"),
+        (good.long(), r"edges must be int32, got torch\.int64"),
+    ):
+        refused(words, chunk_keys, case.kv, wrong, longest=4)
+    refused("longest must be at least 1, got 0", chunk_keys, case.kv, good, longest=0)
+    refused("unknown pooling 'sum'; use mean or max", chunk_keys, case.kv, good, longest=4, pooling="sum")
+    strided = make_case(layout="strided", lengths=[8, 8], kv_heads=3, group=1, head_dim=8)
+    words = "implementation 'native' cannot take this call"
+    refused(words, chunk_keys, strided.kv, good, longest=4, implementation="native")
 
 
 @pytest.mark.parametrize("layout", ["buffer", "paged", "strided"])

@@ -6,22 +6,21 @@ import math
 from dataclasses import dataclass
 from itertools import product
 from random import Random
+from typing import Any
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from kernel_checks import fast_attention, fewer
+from kernel_checks import fewer
 from torch import Tensor
 
 from saccade.kernels._chunk_sets import lay_out
 from saccade.kernels._cluster_tree import ClusterTree, SearchWidths
-from saccade.kernels._native import library as native
 from saccade.selection.clusters.search import cluster_search
 from saccade.types import Selection
 
 DIM = 4
-built = "native" in fast_attention
 
 
 @dataclass
@@ -102,9 +101,9 @@ class Case:
         chunks = max(len(row.edges) - 1 for row in self.rows)
         return SearchWidths(max(clusters, 1), max(chunks, 1), max(self.budget, *(row.length for row in self.rows)))
 
-    @property
-    def options(self) -> dict[str, object]:
-        return {"budget": self.budget, "sinks": self.sinks, "widths": self.widths}
+    def search(self, **changes: Any) -> Selection:
+        given = {"q": self.q, "tree": self.tree, "seq_lens": self.lengths, "widths": self.widths}
+        return cluster_search(**{**given, "budget": self.budget, "sinks": self.sinks, **changes})
 
 
 def padded(rows: list[Row], dim: int, dtype: torch.dtype) -> ClusterTree:
@@ -235,11 +234,9 @@ def expect_same(found: Selection, wanted: Selection) -> None:
     assert found.ids.equal(wanted.ids)
 
 
-@given(cases(), st.sampled_from((0, 4, 8)))
-def test_against_naive_loops(case: Case, lanes: int) -> None:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(native, "widest", lanes)
-        expect(case, cluster_search(case.q, case.tree, case.lengths, **case.options))
+@given(cases())
+def test_against_naive_loops(case: Case) -> None:
+    expect(case, case.search())
 
 
 def holed(tree: ClusterTree, random: Random) -> ClusterTree:
@@ -293,9 +290,7 @@ def holed(tree: ClusterTree, random: Random) -> ClusterTree:
 @fewer(10)
 @given(cases(), st.randoms(use_true_random=False))
 def test_units_without_tokens_are_none(case: Case, random: Random) -> None:
-    options = {**case.options}
-    wanted = cluster_search(case.q, case.tree, case.lengths, **options)
-    expect_same(cluster_search(case.q, holed(case.tree, random), case.lengths, **options), wanted)
+    expect_same(case.search(tree=holed(case.tree, random)), case.search())
 
 
 @fewer(10)
@@ -303,9 +298,7 @@ def test_units_without_tokens_are_none(case: Case, random: Random) -> None:
 def test_rows_search_their_slots(case: Case, data: st.DataObject) -> None:
     """A batch of some of the rows, each with the tree that lies where the slot says, behind one of nobody."""
     rows = data.draw(st.lists(st.integers(0, len(case.rows) - 1), min_size=1, max_size=5))
-    options = {**case.options}
-    whole = cluster_search(case.q, case.tree, case.lengths, **options)
-    heads = case.tree.radii.shape[1]
+    whole, heads = case.search(), case.tree.radii.shape[1]
     # A part of the heads of a tree of more slots than there are rows, the first full of nonsense.
     spread = {
         name: torch.cat((torch.full_like(t[:1], -1 if t.dtype == torch.int32 else torch.nan), t.flip(0)))
@@ -315,58 +308,18 @@ def test_rows_search_their_slots(case: Case, data: st.DataObject) -> None:
     spread["edges"] = torch.nn.functional.pad(spread["edges"], (0, 3), value=-1)  # of a table with more room
     tree = ClusterTree(**spread).heads(heads, 2 * heads)
     slots = torch.tensor([len(case.rows) - row for row in rows], dtype=torch.int32)
-    found = cluster_search(case.q[rows], tree, case.lengths[rows], slots=slots, **options)
+    found = case.search(q=case.q[rows], tree=tree, seq_lens=case.lengths[rows], slots=slots)
     expect_same(found, Selection(whole.ids[rows], whole.counts[rows]))
 
 
 @settings(max_examples=30)
 @given(cases(), st.one_of(st.integers(0, 20), st.just(10**6)))
 def test_wider_bounds_change_nothing(case: Case, more: int) -> None:
-    narrow = cluster_search(case.q, case.tree, case.lengths, **case.options)
-    clusters, chunks, tokens = case.widths
-    options = {**case.options, "widths": SearchWidths(clusters + more, chunks + more, tokens + more % 100)}
-    wide = cluster_search(case.q, case.tree, case.lengths, **options)
+    narrow, (clusters, chunks, tokens) = case.search(), case.widths
+    wide = case.search(widths=SearchWidths(clusters + more, chunks + more, tokens + more % 100))
     assert wide.counts.equal(narrow.counts)
     assert wide.ids[..., : case.widths.tokens].equal(narrow.ids)
     assert (wide.ids[..., case.widths.tokens :] == -1).all()
-
-
-@settings(max_examples=30)
-@given(cases())
-def test_a_narrowed_tree_gives_the_same_sets(case: Case) -> None:
-    whole = cluster_search(case.q, case.tree, case.lengths, **case.options)
-    heads = len(case.rows[0].units)
-    group = case.q.shape[1] // heads
-    for head in range(heads):
-        q = case.q[:, head * group : (head + 1) * group]
-        one = cluster_search(q, case.tree.heads(head, head + 1), case.lengths, **case.options)
-        assert one.ids[:, 0].equal(whole.ids[:, head])
-
-
-def grown(seed: int, *, batch: int = 3, heads: int = 4, dim: int = 48, dtype: torch.dtype = torch.float32) -> Case:
-    """Rows with many units, clusters and chunks of random numbers."""
-    random = torch.Generator().manual_seed(seed)
-
-    def nodes(count: int, children: list[list[int]]) -> list[Node]:
-        vectors = torch.randn(count, dim, generator=random).to(dtype).tolist()
-        radii = torch.rand(count, generator=random).tolist()
-        return [Node(*node) for node in zip(vectors, radii, children, strict=True)]
-
-    def row(chunks: int) -> Row:
-        edges = [4]
-        for length in torch.randint(3, 9, (chunks,), generator=random).tolist():
-            edges.append(edges[-1] + length)
-        units = [[list(range(unit, chunks // 2, 13)) for unit in range(13)] for _ in range(heads)]
-        members = [[[2 * number, 2 * number + 1] for number in range(chunks // 2)] for _ in range(heads)]
-        return Row(
-            edges[-1] + 7,
-            edges,
-            [nodes(13, children) for children in units],
-            [nodes(chunks // 2, children) for children in members],
-        )
-
-    q = torch.randn(batch, 3 * heads, dim, generator=random)
-    return Case([row(160 + 40 * b) for b in range(batch)], q, [], dtype, budget=90, sinks=4)
 
 
 def example() -> Case:
@@ -378,7 +331,7 @@ def example() -> Case:
 
 def test_a_chunk_that_does_not_fit_ends_the_search() -> None:
     case = example()
-    found = cluster_search(case.q, case.tree, case.lengths, **case.options)
+    found = case.search()
     assert found.ids[0, 0, : int(found.counts)].tolist() == [0, 5, 6, 7, 8, 9, 10, 11]
 
 
@@ -395,8 +348,8 @@ def test_the_reference_never_synchronises_with_the_host() -> None:
     """`.item()`, `nonzero` and data-dependent shapes raise on a tensor without content; what is on CPU may be read."""
     case = example()
     tree = ClusterTree(**{name: tensor.to("meta") for name, tensor in case.tree.tensors().items()})
-    q, lengths = case.q.to("meta"), case.lengths.to("meta")
-    for slots in (None, lengths):
-        assert cluster_search(q, tree, lengths, slots=slots, **case.options).ids.shape == (1, 1, 12)
+    given = {"q": case.q.to("meta"), "tree": tree, "seq_lens": case.lengths.to("meta")}
+    for slots in (None, given["seq_lens"]):
+        assert case.search(**given, slots=slots).ids.shape == (1, 1, 12)
     with pytest.raises(RuntimeError, match="meta"):
-        lengths.max().item()
+        given["seq_lens"].max().item()

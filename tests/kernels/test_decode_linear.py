@@ -3,26 +3,21 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from kernel_budgets import TINY, UNIT, gamma
+from kernel_checks import WIDTHS, Run, built, every_index, every_index_run, refused, threads
 from torch import Tensor
 
 import oracles
-from saccade.errors import KernelError
 from saccade.kernels._dispatch import Implementation
 from saccade.kernels._native import library as native
 from saccade.kernels.decode_linear.api import DecodeLinear
 from saccade.kernels.decode_linear.native import refusal
 
-built = native.library() is not None
-# 32: instructions that multiply bfloat16, where the machine has them.
-WIDTHS = (4, 8, 16, 32) if built else ()
-RUNS: list[tuple[Implementation, int]] = [("reference", 0), *(("native", lanes) for lanes in WIDTHS)]
 BFLOAT16 = torch.bfloat16
 
 
@@ -38,9 +33,8 @@ def make(rows: int, outputs: int, inputs: int, biased: bool = True) -> tuple[Ten
     return inside(torch.randn(rows, inputs)), inside(torch.randn(outputs, inputs)), bias
 
 
-def run(lanes: int, implementation: Implementation, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(native, "widest", lanes)
+def product(run: Run, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    with run.chosen() as implementation:
         return DecodeLinear(weight, bias, implementation=implementation)(x)
 
 
@@ -60,14 +54,7 @@ def expect(y: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None) -> None:
             assert abs(value - exact) <= bound, f"{value} for {exact}, bound {bound}"
 
 
-@pytest.fixture
-def threads() -> Iterator[None]:
-    torch.set_num_threads(2)
-    yield
-    torch.set_num_threads(1)
-
-
-@pytest.mark.parametrize(("implementation", "lanes"), RUNS)
+@every_index_run
 @given(
     rows=st.integers(1, 8),
     outputs=st.integers(1, 11),
@@ -75,155 +62,126 @@ def threads() -> Iterator[None]:
     biased=st.booleans(),
     seed=st.integers(0, 99),
 )
-def test_against_the_oracle(
-    implementation: Implementation, lanes: int, rows: int, outputs: int, inputs: int, biased: bool, seed: int
-) -> None:
+def test_against_the_oracle(run: Run, rows: int, outputs: int, inputs: int, biased: bool, seed: int) -> None:
     torch.manual_seed(seed)
     x, weight, bias = make(rows, outputs, inputs, biased)
-    expect(run(lanes, implementation, x, weight, bias), x, weight, bias)
+    expect(product(run, x, weight, bias), x, weight, bias)
 
 
-@pytest.mark.parametrize(("implementation", "lanes"), RUNS)
-@pytest.mark.parametrize("shape", [(5,), (1, 1), (2, 1), (2, 4), (2, 2, 2), (0,), (3, 0)])
-def test_every_shape_of_x(implementation: Implementation, lanes: int, shape: tuple[int, ...]) -> None:
-    weight = inside(torch.randn(7, 40))
-    x = torch.randn(*shape, 40).to(BFLOAT16)
-    expect(run(lanes, implementation, x, weight, None), x, weight, None)
-
-
-@pytest.mark.parametrize(("implementation", "lanes"), RUNS)
-def test_rows_apart(implementation: Implementation, lanes: int) -> None:
-    """The last position of each row of a batch: what a head gets."""
-    hidden, weight = torch.randn(3, 5, 48).to(BFLOAT16), inside(torch.randn(9, 48))
-    x = hidden[:, -1:]
-    assert not x.is_contiguous()
-    expect(run(lanes, implementation, x, weight, None), x, weight, None)
+@every_index_run
+def test_every_shape_of_x(run: Run) -> None:
+    """Rows apart too, the last position of each row of a batch: what a head gets."""
+    weight, hidden = inside(torch.randn(7, 40)), torch.randn(3, 5, 40).to(BFLOAT16)
+    shapes = ((5,), (1, 1), (2, 1), (2, 4), (2, 2, 2), (0,), (3, 0))
+    assert not hidden[:, -1:].is_contiguous()
+    for x in (hidden[:, -1:], *(torch.randn(*shape, 40).to(BFLOAT16) for shape in shapes)):
+        expect(product(run, x, weight), x, weight, None)
 
 
 @pytest.mark.parametrize("lanes", WIDTHS)
 def test_a_row_does_not_depend_on_the_others(lanes: int) -> None:
     for inputs in (45, 256):
         x, weight, bias = make(8, 21, inputs)
-        whole = run(lanes, "native", x, weight, bias)
+        whole = product(Run("native", lanes), x, weight, bias)
         for rows in range(1, 9):
-            assert torch.equal(run(lanes, "native", x[:rows], weight, bias), whole[:rows])
+            assert torch.equal(product(Run("native", lanes), x[:rows], weight, bias), whole[:rows])
 
 
 @pytest.mark.parametrize("lanes", WIDTHS)
-@pytest.mark.usefixtures("threads")
 def test_a_row_does_not_depend_on_the_threads(lanes: int) -> None:
     """Enough bytes that the outputs are cut, in parts that do not divide them."""
     x, weight, bias = inside(torch.randn(3, 1000)), inside(torch.randn(1031, 1000)), inside(torch.randn(1031))
+    alone = product(Run("native", lanes), x, weight, bias)
     for _ in range(20):
-        both = run(lanes, "native", x, weight, bias)
-        torch.set_num_threads(1)
-        alone = run(lanes, "native", x, weight, bias)
-        torch.set_num_threads(2)
+        with threads(2):
+            both = product(Run("native", lanes), x, weight, bias)
         assert torch.equal(both, alone)
     some = torch.tensor([0, 1, 63, 64, 65, 127, 128, 500, 1024, 1027, 1028, 1030])
     expect(both[:, some], x, weight[some], bias[some])
 
 
-@pytest.mark.parametrize(("implementation", "lanes"), RUNS)
-@pytest.mark.parametrize("inputs", [64, 67])
-def test_numbers_that_are_none(implementation: Implementation, lanes: int, inputs: int) -> None:
-    weight, x = torch.ones(7, inputs), torch.ones(1, inputs)
-    x[0, 1] = 0.0
-    weight[1, -1], weight[2, -1], weight[3, 0] = torch.inf, -torch.inf, torch.nan
-    weight[4, 0], weight[4, -1] = torch.inf, -torch.inf
-    weight[5, 1] = torch.inf  # times 0
-    weight[6] = 3e38
-    least = torch.tensor([0x7F81], dtype=torch.uint16).view(BFLOAT16)
-    placed = inside(weight)
-    got = run(lanes, implementation, inside(x), placed, None)[0].tolist()
-    assert got[0] == torch.tensor(inputs - 1.0).to(BFLOAT16) and got[1] == math.inf and got[2] == -math.inf
-    assert all(math.isnan(value) for value in got[3:6]) and got[6] == math.inf
-    placed[0, 2:3] = least
-    assert math.isnan(run(lanes, implementation, inside(x), placed, None)[0, 0])
-    many = run(lanes, implementation, inside(x.expand(8, -1)), placed, inside(torch.tensor([1.0] * 6 + [-torch.inf])))
-    assert many[:, [0, 3, 4, 5, 6]].isnan().all() and (many[:, 1] == math.inf).all() and (many[:, 2] == -math.inf).all()
+@every_index_run
+def test_numbers_that_are_none(run: Run) -> None:
+    for inputs in (64, 67):
+        weight, x = torch.ones(7, inputs), torch.ones(1, inputs)
+        x[0, 1] = 0.0
+        weight[1, -1], weight[2, -1], weight[3, 0] = torch.inf, -torch.inf, torch.nan
+        weight[4, 0], weight[4, -1] = torch.inf, -torch.inf
+        weight[5, 1] = torch.inf  # times 0
+        weight[6] = 3e38
+        least = torch.tensor([0x7F81], dtype=torch.uint16).view(BFLOAT16)
+        placed = inside(weight)
+        got = product(run, inside(x), placed)[0].tolist()
+        assert got[0] == torch.tensor(inputs - 1.0).to(BFLOAT16) and got[1] == math.inf and got[2] == -math.inf
+        assert all(math.isnan(value) for value in got[3:6]) and got[6] == math.inf
+        placed[0, 2:3] = least
+        assert math.isnan(product(run, inside(x), placed)[0, 0])
+        many = product(run, inside(x.expand(8, -1)), placed, inside(torch.tensor([1.0] * 6 + [-torch.inf])))
+        assert many[:, [0, 3, 4, 5, 6]].isnan().all()
+        assert (many[:, 1] == math.inf).all() and (many[:, 2] == -math.inf).all()
 
 
-@pytest.mark.parametrize(("implementation", "lanes"), RUNS)
-def test_numbers_below_the_smallest_normal_one(implementation: Implementation, lanes: int) -> None:
+@every_index_run
+def test_numbers_below_the_smallest_normal_one(run: Run) -> None:
     """Exact or 0: never garbage, and nothing that a normal number beside them would notice."""
     weight = torch.randn(5, 70) * 2.0**-130
     weight[:, ::7] = torch.randn(5, 10)
     x = torch.randn(4, 70)
     x[1] *= 2.0**-130
     x, weight = inside(x), inside(weight)
-    expect(run(lanes, implementation, x, weight, None), x, weight, None)
+    expect(product(run, x, weight), x, weight, None)
 
 
-@pytest.mark.parametrize(("implementation", "lanes"), RUNS)
-def test_ties_are_rounded_to_even_and_once(implementation: Implementation, lanes: int) -> None:
+@every_index_run
+def test_ties_are_rounded_to_even_and_once(run: Run) -> None:
     """1 + 2^-8 lies between two numbers; a bias that decides is added before the rounding."""
     weight = torch.tensor([[1.0, 2.0**-8], [1.0 + 2.0**-7, 2.0**-8], [1.0, 2.0**-8], [1.0, 2.0**-8]])
     bias = torch.tensor([0.0, 0.0, 2.0**-20, -(2.0**-20)])
-    got = run(lanes, implementation, inside(torch.ones(1, 2)), inside(weight), inside(bias))
+    got = product(run, inside(torch.ones(1, 2)), inside(weight), inside(bias))
     assert got.tolist() == [[1.0, 1.0 + 2.0**-6, 1.0 + 2.0**-7, 1.0]]
 
 
-@pytest.mark.parametrize("implementation", ["auto", "reference", *(["native"] if built else [])])
-def test_nine_rows_are_refused(implementation: Implementation) -> None:
-    product = DecodeLinear(torch.randn(3, 16).to(BFLOAT16), implementation=implementation)
-    with pytest.raises(KernelError, match="9 rows, more than 8"):
-        product(torch.randn(3, 3, 16).to(BFLOAT16))
-
-
 def test_what_does_not_fit_is_refused() -> None:
-    weight = torch.randn(3, 16).to(BFLOAT16)
-    for wrong in (weight.float(), weight[0], weight[:0], weight[:, :0]):
-        with pytest.raises(KernelError, match="weight must be"):
-            DecodeLinear(wrong)
-    for bias in (torch.zeros(3), torch.zeros(4, dtype=BFLOAT16), torch.zeros(3, 1, dtype=BFLOAT16)):
-        with pytest.raises(KernelError, match="bias must be"):
-            DecodeLinear(weight, bias)
-    product = DecodeLinear(weight)
-    for x in (torch.randn(1, 16), torch.randn(1, 15).to(BFLOAT16), torch.tensor(1.0, dtype=BFLOAT16)):
-        with pytest.raises(KernelError, match="x must be"):
-            product(x)
-    with pytest.raises(KernelError, match="unknown implementation 'cpu'"):
-        DecodeLinear(weight, implementation="cpu")
-
-
-def test_what_needs_a_gradient_is_refused() -> None:
     weight, x = torch.randn(3, 16).to(BFLOAT16), torch.randn(1, 16).to(BFLOAT16)
-    product = DecodeLinear(torch.nn.Parameter(weight))
-    with pytest.raises(KernelError, match="gradient"):
-        product(x)
-    with pytest.raises(KernelError, match="gradient"):
-        DecodeLinear(weight)(x.clone().requires_grad_())
+    for wrong in (weight.float(), weight[0], weight[:0], weight[:, :0]):
+        refused("weight must be", DecodeLinear, wrong)
+    for bias in (torch.zeros(3), torch.zeros(4, dtype=BFLOAT16), torch.zeros(3, 1, dtype=BFLOAT16)):
+        refused("bias must be", DecodeLinear, weight, bias)
+    refused("unknown implementation 'cpu'", DecodeLinear, weight, implementation="cpu")
+    refused("9 rows, more than 8", DecodeLinear(weight), torch.randn(3, 3, 16).to(BFLOAT16))
+    for wrong in (x.float(), x[:, :15], torch.tensor(1.0, dtype=BFLOAT16)):
+        refused("x must be", DecodeLinear(weight), wrong)
+    # What needs a gradient would get none.
+    learned = DecodeLinear(torch.nn.Parameter(weight))
+    refused("gradient", learned, x)
+    refused("gradient", DecodeLinear(weight), x.clone().requires_grad_())
     with torch.no_grad():
-        assert torch.equal(product(x), DecodeLinear(weight)(x))
+        assert torch.equal(learned(x), DecodeLinear(weight)(x))
 
 
 def test_what_the_library_cannot_take_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     weight = torch.randn(16, 3).to(BFLOAT16)
     x = torch.randn(2, 16).to(BFLOAT16)
     if built:
-        with pytest.raises(KernelError, match="strides"):
-            DecodeLinear(weight.T, implementation="native")
+        refused("strides", DecodeLinear, weight.T, implementation="native")
         assert refusal(weight, torch.randn(4, 2).to(BFLOAT16)[:, 0]) is not None
         expect(DecodeLinear(weight.T)(x), x, weight.T, None)
     monkeypatch.setattr(native, "library", lambda: None)
-    with pytest.raises(KernelError, match="no library"):
-        DecodeLinear(weight, implementation="native")
+    refused("no library", DecodeLinear, weight, implementation="native")
     expect(DecodeLinear(weight.T)(x), x, weight.T, None)
 
 
-@pytest.mark.parametrize("implementation", ["auto", "reference", *(["native"] if built else [])])
+@pytest.mark.parametrize("implementation", ["auto", *every_index])
 def test_a_weight_that_is_written_to_or_moves(implementation: Implementation) -> None:
     weight, x = torch.randn(6, 40).to(BFLOAT16), torch.randn(2, 40).to(BFLOAT16)
-    product = DecodeLinear(weight, implementation=implementation)
-    expect(product(x), x, weight, None)
+    linear = DecodeLinear(weight, implementation=implementation)
+    expect(linear(x), x, weight, None)
     weight.mul_(3)
-    expect(product(x), x, weight, None)
+    expect(linear(x), x, weight, None)
     weight.data = torch.randn(9, 33).to(BFLOAT16)
-    assert product.refusal(x) is not None
-    expect(product(x[:, :33]), x[:, :33], weight, None)
+    assert linear.refusal(x) is not None
+    expect(linear(x[:, :33]), x[:, :33], weight, None)
     weight.data = weight.data.float()
-    with pytest.raises(KernelError, match="has changed: decode_linear: weight must be bfloat16"):
-        product(x[:, :33])
+    refused("has changed: decode_linear: weight must be bfloat16", linear, x[:, :33])
     weight.data = weight.data.to(BFLOAT16)
-    expect(product(x[:, :33]), x[:, :33], weight, None)
+    expect(linear(x[:, :33]), x[:, :33], weight, None)

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+import pytest
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from saccade.kernels._chunk_sets import fill_budget
+from saccade.kernels.chunk_keys.api import chunk_keys
 from saccade.kernels.dense_decode_scores.api import decode_scores, dense_decode_scores
+from saccade.kernels.hybrid_decode.api import hybrid_decode
 from saccade.kernels.page_bounds.api import page_scores, update_page_bounds
 from saccade.kernels.rank_union.api import rank_union
 from saccade.kernels.sparse_decode.api import sparse_decode
@@ -34,10 +39,17 @@ def test_no_reference_synchronises_with_the_host() -> None:
         assert merged.shape == (2, 1, 7)
         chosen = sparse_decode(q, kv, Selection(merged, found), Softmax(0.3), implementation="reference")
         assert chosen.shape == q.shape
-        lower, upper = torch.empty(2, 2, 3, 8), torch.empty(2, 2, 3, 8)
-        update_page_bounds(lower, upper, kv, page=16, start=rows.row_start, count=17, implementation="reference")
-        pages = page_scores(q, lower, upper, rows.seq_lens, page=16, pooling="max", implementation="reference")
-        assert pages.shape == (2, 2, 3)
+        selection = Selection(torch.zeros(2, 2, 5, dtype=torch.int32), zeros[:, None].expand(-1, 2))
+        mixed, scores = hybrid_decode(
+            q, kv, selection, (False, True), Softmax(0.3), pooling="each", implementation="reference"
+        )
+        assert mixed.shape == q.shape and scores is not None and scores.shape == (2, 2, 40)
+        lower, upper = torch.empty(6, 2, 3, 8), torch.empty(6, 2, 3, 8)
+        for table, width in ((None, 3), (zeros[:, None].expand(-1, 3), 9)):
+            sides = (lower[:2], upper[:2]) if table is None else (lower, upper)
+            given: Any = {"page": 16, "table": table, "implementation": "reference"}
+            update_page_bounds(*sides, kv, start=rows.row_start, count=17, **given)
+            assert page_scores(q, *sides, rows.seq_lens, pooling="max", **given).shape == (2, 2, width)
         chunks = torch.zeros(2, 2, 7, dtype=torch.int64)
         ends = {"head": rows.row_start, "tail": rows.row_start}
         assert fill_budget(chunks, chunks, chunks, rows.seq_lens, **ends, budget=9, width=9).ids.shape == (2, 2, 9)
@@ -50,3 +62,14 @@ def test_no_reference_synchronises_with_the_host() -> None:
         planted = ordered_clusters(torch.empty(2, 9, 8), labels, centroids, parents, centroids[:, :3], lengths)
         assert planted.members.shape == (2, 9)
         assert planted.unit_radii.shape == (2, 3)
+
+
+def test_chunk_keys_of_a_device_do_not_synchronise_with_the_host() -> None:
+    """What lies on a CPU may be read; `.item()` raises on a tensor without content."""
+    zeros = torch.zeros(2, dtype=torch.int32, device="meta")
+    storage = torch.empty(6, 16, 2, 8, device="meta")
+    kv, edges = KVView(storage, storage, Rows(zeros[:, None].expand(-1, 3), zeros, zeros + 1, 40)), zeros[:, None]
+    keys = chunk_keys((kv,), edges.expand(-1, 6), longest=5, implementation="reference")
+    assert keys.shape == (1, 2, 2, 5, 8)
+    with pytest.raises(RuntimeError, match="meta"):
+        edges.max().item()

@@ -7,24 +7,19 @@ from typing import get_args
 
 import pytest
 import torch
+from attention_contract import choose, expect_hybrid
+from columns import columns, expect_guarded, guarded
 from kernel_caches import Case, int32
-from kernel_checks import expect_attention, expect_dense, fast_attention, threads
-from test_column_keys import columns, expect_guarded, guarded
-from test_hybrid_decode import check
-from test_page_bounds import expect_update, poisoned
-from test_paged_bounds import expect_update as expect_paged_update
-from test_paged_bounds import scattered
-from test_sparse_decode import choose
+from kernel_checks import expect_attention, expect_dense, needs_the_library, refused, threads
+from page_bounds_contract import bounds_of, expect_update
 
-from saccade.errors import KernelError
 from saccade.kernels._native import library as native
 from saccade.kernels.chunk_keys.api import chunk_keys
 from saccade.kernels.dense_decode_scores.api import decode_scores, dense_decode_scores
-from saccade.kernels.page_bounds.api import update_page_bounds
 from saccade.kernels.sparse_decode.api import sparse_decode
 from saccade.types import KVView, Pooling, Softmax
 
-pytestmark = pytest.mark.skipif("native" not in fast_attention, reason="no library was built")
+pytestmark = needs_the_library
 NATIVE = native.reads_tiles(32)
 """Machines without products of bfloat16 pairs read tiles by copying them: there the same is asked of that."""
 IMPLEMENTATION = "native" if NATIVE else "auto"
@@ -73,9 +68,8 @@ def test_all_tokens(page: int, group: int, head_dim: int) -> None:
             assert not NATIVE or torch.equal(scores, alone)
 
 
-@pytest.mark.parametrize("page", PAGES)
-@pytest.mark.parametrize("unit", [1, 3, 16])
-def test_chosen_tokens_and_pages(unit: int, page: int) -> None:
+@pytest.mark.parametrize(("page", "unit"), [(32, 1), (64, 3), (96, 16)])
+def test_chosen_tokens_and_pages(page: int, unit: int) -> None:
     case = tiles(page)  # of tokens that share a line some are chosen; the other may be NaN
     for sets in ("all", "kv", "query"):
         selection, tokens = choose(case, sets, unit, 3, page + unit)
@@ -97,8 +91,9 @@ def test_chosen_tokens_and_pages(unit: int, page: int) -> None:
 def test_heads_that_differ_and_a_cap_and_sinks() -> None:
     case = tiles(32, kv_heads=4, group=5)
     case = replace(case, softmax=Softmax(0.3, torch.randn(20), 2.0))
+    dense, scored = (True, False, True, True), (False, False, True, True)
     for pooling in get_args(Pooling):
-        check(case, IMPLEMENTATION, "query", 4, (True, False, True, True), pooling, (False, False, True, True), 7)
+        expect_hybrid(case, "query", 4, dense, IMPLEMENTATION, pooling=pooling, scored=scored, seed=7)
 
 
 def test_two_threads() -> None:
@@ -108,28 +103,25 @@ def test_two_threads() -> None:
 
 
 @pytest.mark.parametrize("width", [4, 8, 16, 0])
-@pytest.mark.parametrize("unit", [1, 16, 40])
-def test_bounds_are_those_of_the_keys(unit: int, width: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_bounds_are_those_of_the_keys(width: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """In C on every machine, vectors of every width; also past the end of rows, where nothing is touched."""
     monkeypatch.setattr(native, "widest", width)
     monkeypatch.setattr(native, "reads_tiles", lambda *sizes: native.library() is not None)
     for page in PAGES:
         case = tiles(page, kv_heads=2, group=1)
         for starts, count in (([0, 0, 0], 500), ([page + 140, 80, 0], 5), ([16, 83, 10**6], 17)):
-            expect_update(case, unit, starts, count, "native")
-            for per_block in (1, 3):
-                expect_paged_update(case, scattered(case, unit, per_block), unit, starts, count, "native")
+            for unit, per_block in ((1, None), (16, None), (40, None), (1, 3), (16, 1), (40, 3)):
+                expect_update(case, bounds_of(case, unit, per_block), unit, starts, count, "native")
 
 
 def test_a_key_that_is_no_number_makes_bounds_that_are_none() -> None:
     for token in range(20):
         case = columns(32, torch.bfloat16, lengths=[20], padding=0, kv_heads=1, group=1)
         case.kv.k[case.kv.rows.page_table[0, 0], token, 0, 5] = torch.nan
-        lower, upper = poisoned(case, 16)
-        kv = in_tiles(case.kv)
-        update_page_bounds(lower, upper, kv, page=16, start=int32([0]), count=20, implementation=IMPLEMENTATION)
-        for bounds in (lower, upper):
-            nan = bounds[0, 0, :2].isnan()
+        bounds = bounds_of(case, 16)
+        bounds.update(in_tiles(case.kv), 16, [0], 20, IMPLEMENTATION)
+        for side in (bounds.lower, bounds.upper):
+            nan = side[0, 0, :2].isnan()
             assert nan.sum() == 1 and nan[token // 16, 5]
 
 
@@ -144,11 +136,11 @@ def test_chunk_keys_are_those_of_rows(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_what_the_library_cannot_take_is_named_and_read_in_rows(monkeypatch: pytest.MonkeyPatch) -> None:
     case, q = tiles(32), torch.randn(3, 6, 32)
-    with pytest.raises(KernelError, match=r"tiles, and q is torch\.float32" if NATIVE else "no products"):
-        dense_decode_scores(q, case.kv, case.softmax, implementation="native")
+    words = r"tiles, and q is torch\.float32" if NATIVE else "no products"
+    refused(words, dense_decode_scores, q, case.kv, case.softmax, implementation="native")
     monkeypatch.setattr(native, "reads_tiles", lambda *sizes: False)
-    with pytest.raises(KernelError, match="in tiles, and this machine has no products of bfloat16 pairs"):
-        dense_decode_scores(case.q, case.kv, case.softmax, implementation="native")
+    words = "in tiles, and this machine has no products of bfloat16 pairs"
+    refused(words, dense_decode_scores, case.q, case.kv, case.softmax, implementation="native")
     expect_dense(case, None, "auto")
 
 

@@ -1,126 +1,39 @@
-"""Exact top-k, ties and infinities included."""
+"""Exact top-k on CPUs: long rows, threads, widths of vectors, and what does not fit."""
 
 from __future__ import annotations
 
 import math
-from fractions import Fraction
 
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
-from kernel_checks import INTERPRETED, every_index, fewer, threads
-from kernel_checks import fast_index as fast
-from kernel_checks import index_implementations as implementations
+from kernel_checks import every_index, fast_index, needs_the_library, refused, threads
+from topk_contract import (
+    ORDERS,
+    STYLES,
+    expect_topk,
+    make_scores,
+    test_any_floats,  # noqa: F401 - of these implementations
+    test_the_last_entries_follow_the_best,  # noqa: F401
+    test_topk_matches_the_oracle,  # noqa: F401
+)
 from torch import Tensor
 
-import oracles
-from saccade.errors import KernelError
 from saccade.kernels._dispatch import Implementation
 from saccade.kernels._native import library as native
-from saccade.kernels._share import Share
-from saccade.kernels.topk.api import Order, topk, topk_and_last
-
-STYLES = ("distinct", "clustered", "constant", "masked", "forced", "zeros")
-DEVICE_STYLES = ("distinct", "clustered", "neighbours", "constant", "lowest", "highest", "forced", "zeros", "tiny")
-"""Of rows that kernels for devices cut into parts and blocks."""
-
-
-def make_scores(style: str, shape: tuple[int, int, int], seed: int, device: str = "cpu", wide: int = 1) -> Tensor:
-    """`wide`: so many times as many neighbours are best, and so many times fewer are forced."""
-    random = torch.Generator(device).manual_seed(seed)
-    scores, coin = (draw(shape, generator=random, device=device) for draw in (torch.randn, torch.rand))
-    return {
-        "distinct": scores,
-        "clustered": scores.round(),
-        "neighbours": scores + 9.0 * (torch.arange(shape[2], device=device) // (100 * wide) == 2),
-        "constant": torch.full_like(scores, -2.5),
-        "lowest": torch.full_like(scores, -math.inf),
-        "highest": torch.full_like(scores, math.inf),
-        "masked": scores.masked_fill(coin < 0.7, -math.inf),
-        "forced": scores.masked_fill(coin < 0.2 / wide, math.inf).masked_fill(coin > 0.6 / wide, -math.inf),
-        "zeros": torch.where(coin < 0.5, -0.0, 0.0),
-        "tiny": scores * 1e-41,  # denormal
-    }[style]
-
-
-shares = st.one_of(
-    st.none(),
-    st.builds(
-        lambda part, denominator, minimum: Share(round(part * denominator), denominator, minimum),
-        st.floats(0, 1),
-        st.one_of(st.integers(1, 20), st.just(2**31 - 1)),
-        st.integers(1, 60),
-    ),
-)
-
-
-def room_of(share: Share | None, length: int, k: int, ending: int) -> int:
-    """How many of a row may be chosen beside those that end it."""
-    if share is None:
-        return k
-    size = max(share.minimum, math.ceil(length * Fraction(share.numerator, share.denominator)))
-    return min(k, max(min(size, length) - ending, 0))
-
-
-def expect_topk(scores: Tensor, lengths: list[int], k: int, order: Order, implementation: Implementation) -> None:
-    ids, counts = topk(scores, torch.tensor(lengths, dtype=torch.int32), k, order=order, implementation=implementation)
-    width = min(k, scores.shape[2])
-    assert ids.dtype == counts.dtype == torch.int32
-    assert ids.shape == (*scores.shape[:2], width)
-    assert counts.tolist() == [[min(k, length)] * scores.shape[1] for length in lengths]
-    for row, length in enumerate(lengths):
-        for group in range(scores.shape[1]):
-            wanted = oracles.topk(scores[row, group].tolist(), length, k)
-            if order == "position":
-                wanted.sort()
-            assert ids[row, group].tolist() == wanted + [-1] * (width - len(wanted))
-
-
-@fewer(40)
-@given(
-    st.sampled_from(DEVICE_STYLES if INTERPRETED else STYLES),
-    st.lists(st.floats(0, 1), min_size=1, max_size=2 if INTERPRETED else 3),
-    st.integers(1, 2 if INTERPRETED else 3),
-    st.one_of(st.integers(1, 40), st.integers(100, 400)),
-    st.one_of(st.integers(1, 9), st.integers(1, 200 if INTERPRETED else 450)),
-    st.sampled_from(("position", "score")),
-    implementations,
-    st.integers(0, 2**31),
-)
-def test_topk_matches_the_oracle(
-    style: str, shares: list[float], groups: int, width: int, k: int, order: Order, implementation: Implementation,
-    seed: int,
-) -> None:  # fmt: skip
-    scores = make_scores(style, (len(shares), groups, width), seed)
-    lengths = [round(share * width) for share in shares]
-    for row, length in enumerate(lengths):
-        scores[row, :, length:] = math.inf  # better than everything, and not to be chosen
-    expect_topk(scores, lengths, k, order, implementation)
-
-
-@fewer(40)
-@given(
-    st.lists(st.floats(width=32, allow_nan=False), min_size=1, max_size=30),
-    st.integers(1, 30),
-    st.sampled_from(("position", "score")),
-    implementations,
-)
-def test_any_floats(values: list[float], k: int, order: Order, implementation: Implementation) -> None:
-    expect_topk(torch.tensor([[values]]), [len(values)], k, order, implementation)
+from saccade.kernels.topk.api import topk, topk_and_last
 
 
 @pytest.mark.parametrize("implementation", every_index)
-@pytest.mark.parametrize("style", STYLES)
-def test_every_k(style: str, implementation: Implementation) -> None:
+def test_every_k(implementation: Implementation) -> None:
     """Among few distinct scores the cut falls between equals for almost every k."""
-    scores = make_scores(style, (1, 2, 64), 7)
-    for k in range(1, 66):
-        expect_topk(scores, [64], k, "position", implementation)
-        expect_topk(scores, [61], k, "score", implementation)
+    for style in STYLES:
+        scores = make_scores(style, (1, 2, 64), 7)
+        for k in range(1, 66):
+            expect_topk(scores, [64], k, "position", implementation)
+            expect_topk(scores, [61], k, "score", implementation)
 
 
-@pytest.mark.parametrize("implementation", fast)
+@pytest.mark.parametrize("implementation", fast_index)
 @pytest.mark.parametrize("style", STYLES)
 def test_long_rows_with_ties_far_apart(style: str, implementation: Implementation) -> None:
     """Wide enough that the CPU path narrows the row to blocks; equal scores lie in blocks it leaves out."""
@@ -146,15 +59,16 @@ def make_row(kind: str, width: int) -> Tensor:
     return torch.where(rising < width - 300, -1.0, rising) if kind == "best at the end" else rising
 
 
-@pytest.mark.parametrize("order", ["position", "score"])
-@pytest.mark.parametrize("lanes", [4, 8, 16] if native.library() is not None else [])
+@needs_the_library
 @pytest.mark.parametrize("kind", ORDERS_OF_ROWS)
-def test_rows_unlike_their_sample(kind: str, lanes: int, order: Order, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(native, "widest", lanes)
+def test_rows_unlike_their_sample(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     row = make_row(kind, 128 * 256)[None, None]
-    for k in (1, 200, 2047):
-        expect_topk(row, [row.shape[2]], k, order, "native")
-    expect_topk(row[..., :30_001], [29_999], 20_000, order, "native")
+    for lanes in (4, 8, 16):
+        monkeypatch.setattr(native, "widest", lanes)
+        for order in ORDERS:
+            for k in (1, 200, 2047):
+                expect_topk(row, [row.shape[2]], k, order, "native")
+            expect_topk(row[..., :30_001], [29_999], 20_000, order, "native")
 
 
 @pytest.mark.parametrize("implementation", every_index)
@@ -172,7 +86,8 @@ def test_rows_by_strides(implementation: Implementation) -> None:
         expect_topk(view, [view.shape[2]] * view.shape[0], 50, "score", implementation)
 
 
-@pytest.mark.parametrize("style", STYLES if native.library() is not None else [])
+@needs_the_library
+@pytest.mark.parametrize("style", ["distinct", "clustered"])
 def test_two_threads_choose_the_same(style: str) -> None:
     scores = make_scores(style, (2, 3, 100_000), 2)
     lengths = torch.tensor([100_000, 70_001], dtype=torch.int32)
@@ -183,8 +98,8 @@ def test_two_threads_choose_the_same(style: str) -> None:
     assert torch.equal(alone[1], together[1])
 
 
-@pytest.mark.parametrize("lanes", [4, 8, 16] if native.library() is not None else [])
-@pytest.mark.parametrize("bits", [0x7FFFFFFF, -1, 0x7F800001])
+@needs_the_library
+@pytest.mark.parametrize(("lanes", "bits"), [(4, 0x7FFFFFFF), (8, -1), (16, 0x7F800001)])
 def test_nan_leads_nowhere(lanes: int, bits: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Which positions are chosen is undefined, but they exist, and each is chosen once."""
     monkeypatch.setattr(native, "widest", lanes)
@@ -198,64 +113,19 @@ def test_nan_leads_nowhere(lanes: int, bits: int, monkeypatch: pytest.MonkeyPatc
         assert 0 <= chosen[0] <= chosen[-1] < 9000
 
 
-@pytest.mark.parametrize("length", [-1, 6] if native.library() is not None else [])
-def test_lengths_out_of_bounds_are_refused(length: int) -> None:
-    with pytest.raises(KernelError, match="length"):
-        topk(torch.zeros(1, 1, 5), torch.tensor([length], dtype=torch.int32), 2, implementation="native")
-
-
-def expect_topk_and_last(
-    scores: Tensor, tokens: list[int], k: int, last: int, share: Share | None, unit: int = 1, *,
-    implementation: Implementation,
-) -> None:  # fmt: skip
-    ends = torch.tensor(tokens, dtype=torch.int32)
-    ids, counts = topk_and_last(scores, ends, k, last, unit=unit, share=share, implementation=implementation)
-    width = min(k, scores.shape[2]) + last
-    assert ids.dtype == counts.dtype == torch.int32
-    assert ids.shape == (*scores.shape[:2], width)
-    for row, length in enumerate(math.ceil(Fraction(number, unit)) for number in tokens):
-        others = max(length - last, 0)
-        room = room_of(share, length, k, length - others)
-        for group in range(scores.shape[1]):
-            wanted = sorted(oracles.topk(scores[row, group].tolist(), others, room)) + list(range(others, length))
-            assert counts[row, group] == len(wanted)
-            assert ids[row, group].tolist() == wanted + [-1] * (width - len(wanted))
-
-
-@fewer(40)
-@given(
-    st.sampled_from(DEVICE_STYLES if INTERPRETED else STYLES),
-    st.lists(st.floats(0, 1), min_size=1, max_size=2 if INTERPRETED else 3),
-    st.integers(1, 300 if INTERPRETED else 50),
-    st.integers(0, 150 if INTERPRETED else 60),
-    st.integers(0, 5),
-    st.integers(1, 5),
-    shares,
-    implementations,
-    st.integers(0, 2**31),
-)
-def test_the_last_entries_follow_the_best(
-    style: str, rows: list[float], width: int, k: int, last: int, unit: int, share: Share | None,
-    implementation: Implementation, seed: int,
-) -> None:  # fmt: skip
-    scores = make_scores(style, (len(rows), 2, width), seed)
-    tokens = [round(part * width * unit) for part in rows]
-    expect_topk_and_last(scores, tokens, k, last, share, unit, implementation=implementation)
+@needs_the_library
+def test_lengths_out_of_bounds_are_refused() -> None:
+    for length in (-1, 6):
+        lengths = torch.tensor([length], dtype=torch.int32)
+        refused("length", topk, torch.zeros(1, 1, 5), lengths, 2, implementation="native")
 
 
 def test_arguments_that_do_not_fit_are_named() -> None:
     scores, lengths = torch.zeros(2, 1, 5), torch.tensor([5, 5], dtype=torch.int32)
-    with pytest.raises(KernelError, match="float32"):
-        topk(scores.double(), lengths, 2)
-    with pytest.raises(KernelError, match="int32"):
-        topk(scores, lengths.long(), 2)
-    with pytest.raises(KernelError, match="lengths"):
-        topk(scores, lengths[:1], 2)
-    with pytest.raises(KernelError, match="k must"):
-        topk(scores, lengths, 0)
-    with pytest.raises(KernelError, match="order"):
-        topk(scores, lengths, 2, order="best")  # type: ignore[arg-type]
-    with pytest.raises(KernelError, match="k and last"):
-        topk_and_last(scores, lengths, 2, -1)
-    with pytest.raises(KernelError, match="unit at least 1"):
-        topk_and_last(scores, lengths, 2, 1, unit=0)
+    refused("float32", topk, scores.double(), lengths, 2)
+    refused("int32", topk, scores, lengths.long(), 2)
+    refused("lengths", topk, scores, lengths[:1], 2)
+    refused("k must", topk, scores, lengths, 0)
+    refused("order", topk, scores, lengths, 2, order="best")
+    refused("k and last", topk_and_last, scores, lengths, 2, -1)
+    refused("unit at least 1", topk_and_last, scores, lengths, 2, 1, unit=0)

@@ -13,7 +13,7 @@ import subprocess
 import sys
 import tempfile
 import traceback
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -31,6 +31,11 @@ class Compiled:
 
 def pointers(signature: Mapping[str, str]) -> tuple[str, ...]:
     return tuple(name for name, kind in signature.items() if kind.startswith("*"))
+
+
+def signature_of(kernel: Any, kinds: Mapping[str, str], constants: Iterable[str] = ()) -> dict[str, str]:
+    """Types of a kernel's parameters but for its constants: 32 bits and whole, unless `kinds` says otherwise."""
+    return {name: kinds.get(name, "i32") for name in kernel.arg_names if not name.isupper() and name not in constants}
 
 
 def expect_fit(compiled: Compiled, registers: int) -> None:

@@ -6,50 +6,43 @@ import re
 from typing import Any
 
 import pytest
-from compiling import Compiled, compile_kernel, expect_fit
+from compiling import Compiled, compile_kernel, expect_fit, signature_of
 from kernel_checks import DEVICES
 
+from saccade.kernels._triton import attention as kernels
+from saccade.kernels._triton import combine, scoring
 from saccade.kernels._triton.combine import MOST_JOINED
 from saccade.kernels._triton.plan import LISTED_REGISTERS, tuning
-from walking import among, in_turn
+from walking import in_turn
 
-ATTENTION = "saccade.kernels._triton.attention"
-SCORING = "saccade.kernels._triton.scoring"
-COMBINE = "saccade.kernels._triton.combine"
-NUMBERS = (
-    "most stored_heads max_len batch kv_heads dense_splits sparse_splits width counts_row counts_set splits".split()
-)
-STEPS = "q_row q_head k_page k_slot k_head v_page v_slot v_head ids_row ids_set table_row".split()
+STEPS = "q_row q_head k_page k_slot k_head v_page v_slot v_head ids_row ids_set".split()
 ONES = dict.fromkeys("q_dim k_dim v_dim table_step starts_step lengths_step ids_step".split(), 1)
 SETS = "ids ids_row ids_set ids_step counts counts_row counts_set".split()
+KINDS = {**dict.fromkeys("table starts lengths ids counts turns".split(), "*i32"), "whole": "*i1"}
+KINDS |= dict.fromkeys("parts sums scores k_scale v_scale".split(), "*fp32")
+KINDS |= {"log2_scale": "fp32", "log2_cap": "fp32", "dense_heads": "i64", "kept_heads": "i64"}
 
 
 def describe(
-    dtype: str, cache: str, dim: int, group: int, page: int, pooling: str, parameters: set[str]
+    kernel: Any, dtype: str, cache: str, dim: int, group: int, page: int, pooling: str, absent: tuple[str, ...] = ()
 ) -> tuple[dict[str, str], dict[str, Any], tuple[str, ...]]:
     """Types, constants and the parameters known to be multiples of 16, of those that a kernel has."""
-    quantised = cache.startswith("fp8")
-    signature = {
-        **dict.fromkeys((*NUMBERS, *STEPS), "i32"),
-        **{"q": f"*{dtype}", "k": f"*{cache}", "v": f"*{cache}", "table": "*i32", "starts": "*i32", "lengths": "*i32"},
-        **{"ids": "*i32", "counts": "*i32", "parts": "*fp32", "sums": "*fp32", "scores": "*fp32"},
-        **{"log2_scale": "fp32", "log2_cap": "fp32"},
-        **{"dense_heads": "i64", "kept_heads": "i64", "k_scale": "*fp32", "v_scale": "*fp32"},
-    }
     constants: dict[str, Any] = {
         **ONES,
         **{"k_scale_step": 1, "v_scale_step": 1},
         **{"GROUP": group, "LISTED_GROUP": group, "TILE": max(16, 1 << (group - 1).bit_length()), "DIM": dim},
         **{"INNER": 1 << (dim - 1).bit_length(), "PAGE": page, "POOLING": pooling, "WIDE": False, "DIRECT": False},
-        **{"CAPPED": False, "JOINED": MOST_JOINED},
+        **{"CAPPED": False, "JOINED": MOST_JOINED, **dict.fromkeys(absent)},
     }
-    if not quantised:
+    if not cache.startswith("fp8"):
         constants |= {"k_scale": None, "v_scale": None, "k_scale_step": 0, "v_scale_step": 0}
     if not pooling:
         constants["scores"] = None
-    signature = {name: kind for name, kind in signature.items() if name in parameters and name not in constants}
-    divisible = tuple(name for name, kind in signature.items() if kind.startswith("*") or name in STEPS[:-1])
-    return signature, {name: value for name, value in constants.items() if name in parameters}, divisible
+    kinds = KINDS | dict.fromkeys(("q", "sinks", "out"), f"*{dtype}") | dict.fromkeys(("k", "v"), f"*{cache}")
+    signature = signature_of(kernel, kinds, constants)
+    whole = (name for name, kind in signature.items() if kind.startswith("*") and name not in ("whole", "sinks"))
+    divisible = (*whole, *(name for name in STEPS if name in signature))
+    return signature, {name: value for name, value in constants.items() if name in kernel.arg_names}, divisible
 
 
 def attention(
@@ -57,34 +50,19 @@ def attention(
     page: int = 0, unit: int = 1, pooling: str = "", whole: bool = False, sinks: bool = False, capped: bool = False,
     joined: bool = False,
 ) -> Compiled:  # fmt: skip
-    from saccade.kernels._triton.attention import _attend
-
-    names = set(_attend.arg_names)
-    signature, constants, divisible = describe(dtype, cache or dtype, dim, group, page, pooling, names)
-    if whole:
-        signature["whole"] = "*i1"
-        constants.pop("whole", None)
-    else:
-        constants["whole"] = None
-    if sinks:
-        signature["sinks"] = f"*{dtype}"
-    else:
-        constants["sinks"] = None
-    if joined:
-        signature |= {"turns": "*i32", "out": f"*{dtype}"}
-        divisible += ("turns", "out")
-    else:
-        constants |= {"turns": None, "out": None}
+    asked = {"whole": whole, "sinks": sinks, "turns": joined, "out": joined}
+    absent = [name for name, there in asked.items() if not there]
     if kind == "dense":
-        signature = {name: value for name, value in signature.items() if name not in SETS}
+        absent += SETS
+    kernel, held = kernels._attend, cache or dtype
+    signature, constants, divisible = describe(kernel, dtype, held, dim, group, page, pooling, tuple(absent))
+    if kind == "dense":
         constants |= dict.fromkeys(SETS, 0) | {"ids": None, "counts": None}
-        divisible = tuple(name for name in divisible if name in signature)
-    size = {"fp32": 4, "bf16": 2, "fp16": 2}.get(cache or dtype, 1)
-    sizes = tuning(constants["INNER"], size)
+    sizes = tuning(constants["INNER"], {"fp32": 4, "bf16": 2, "fp16": 2}.get(held, 1))
     constants |= {"CAPPED": capped, "ALL": kind != "sparse", "LISTED": kind != "dense", "UNIT": unit}
     constants |= {"BLOCK": sizes.block, "STAGES": sizes.stages}
     how = {"capability": capability, "warps": sizes.warps, "stages": sizes.stages}
-    return compile_kernel(ATTENTION, "_attend", signature, constants, divisible, **how)
+    return compile_kernel(kernels.__name__, "_attend", signature, constants, divisible, **how)
 
 
 def expect_streaming(compiled: Compiled, registers: int) -> None:
@@ -123,22 +101,9 @@ SHAPES: list[tuple[str, dict[str, Any]]] = [
     ("hybrid", {"cache": "fp8e4nv", "page": 16, "pooling": "each", "whole": True, "dim": 64, "group": 7}),
 ]
 """Every option at least once."""
-OTHERS: list[tuple[str, dict[str, Any]]] = [
-    ("sparse", {"page": 16}),
-    ("dense", {"page": 16, "pooling": "max"}),
-    ("sparse", {"page": 16, "unit": 16}),
-    ("sparse", {"page": 16, "whole": True}),
-    ("sparse", {"page": 16, "unit": 16, "whole": True}),
-    ("hybrid", {"page": 16, "sinks": True}),
-    ("dense", {"dim": 64, "group": 8}),
-    ("sparse", {"cache": "fp8e4nv"}),
-    ("sparse", {"cache": "fp8e4nv", "page": 16, "whole": True}),
-    ("dense", {"cache": "fp8e4nv", "page": 16, "pooling": "max"}),
-    ("hybrid", {"cache": "fp8e4nv", "page": 16, "pooling": "max", "whole": True}),
-]
 
 
-@pytest.mark.parametrize(("kind", "options"), among(SHAPES + OTHERS, SHAPES))
+@pytest.mark.parametrize(("kind", "options"), SHAPES)
 def test_other_shapes(kind: str, options: dict[str, Any]) -> None:
     quantised = options.get("cache", "bf16").startswith("fp8")
     registers = tuning(128, 1 if quantised else 2).registers
@@ -154,36 +119,21 @@ def test_single_precision_does_not_spill() -> None:
 
 @pytest.mark.parametrize("capability", DEVICES)
 def test_scores_alone(capability: int) -> None:
-    from saccade.kernels._triton.scoring import _score
-
-    signature, constants, divisible = describe("bf16", "bf16", 128, 4, 16, "max", set(_score.arg_names))
+    signature, constants, divisible = describe(scoring._score, "bf16", "bf16", 128, 4, 16, "max")
     sizes = tuning(128, 2)
     constants |= {"BLOCK": sizes.block, "STAGES": sizes.stages}
-    compiled = compile_kernel(
-        SCORING,
-        "_score",
-        signature,
-        constants,
-        divisible,
-        capability=capability,
-        warps=sizes.warps,
-        stages=sizes.stages,
-    )
+    how = {"capability": capability, "warps": sizes.warps, "stages": sizes.stages}
+    compiled = compile_kernel(scoring.__name__, "_score", signature, constants, divisible, **how)
     expect_fit(compiled, 128)
     assert len(re.findall(r"cp\.async\.cg\.shared\.global.*0x10", compiled.ptx)) >= 12
 
 
 @pytest.mark.parametrize(("width", "sinks"), in_turn([2, 32, 128], [None, "*bf16"]))
 def test_joining(width: int, sinks: str | None) -> None:
-    from saccade.kernels._triton.combine import PART
-
-    signature = {"parts": "*fp32", "sums": "*fp32", "out": "*bf16", "dense": "i64"}
-    signature |= dict.fromkeys("out_row out_head heads group dense_splits sparse_splits most".split(), "i32")
-    if sinks is not None:
-        signature["sinks"] = sinks
     constants = {} if sinks is not None else {"sinks": None}
-    constants |= {"out_dim": 1, "DIM": 128, "COLUMNS": min(128, PART // width), "WIDTH": width}
-    compiled = compile_kernel(
-        COMBINE, "_combine", signature, constants, ("parts", "sums", "out", "out_row", "out_head"), capability=90
-    )
+    constants |= {"out_dim": 1, "DIM": 128, "COLUMNS": min(128, combine.PART // width), "WIDTH": width}
+    kinds = KINDS | {"out": "*bf16", "dense": "i64", "sinks": sinks or ""}
+    signature = signature_of(combine._combine, kinds, constants)
+    whole = ("parts", "sums", "out", "out_row", "out_head")
+    compiled = compile_kernel(combine.__name__, "_combine", signature, constants, whole, capability=90)
     expect_fit(compiled, 128)

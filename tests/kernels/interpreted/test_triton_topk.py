@@ -5,22 +5,22 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from functools import partial
-from typing import Literal
+from types import ModuleType
 
 import pytest
-import test_topk
+import topk_contract
 import torch
-from compiling import compile_kernel, expect_fit, pointers
-from test_topk import DEVICE_STYLES as STYLES
-from test_topk import (
+from compiling import compile_kernel, expect_fit, pointers, signature_of
+from kernel_checks import DEVICES, refused
+from topk_contract import DEVICE_STYLES as STYLES
+from topk_contract import (
+    ORDERS,
     make_scores,
     test_any_floats,  # noqa: F401 - of the kernels
     test_the_last_entries_follow_the_best,  # noqa: F401
     test_topk_matches_the_oracle,  # noqa: F401
 )
 
-import oracles
-from saccade.errors import KernelError
 from saccade.kernels._share import Share
 from saccade.kernels._triton import alone as alone_kernels
 from saccade.kernels._triton import ranking
@@ -28,12 +28,11 @@ from saccade.kernels._triton.alone import Alone
 from saccade.kernels._triton.row import vector_of
 from saccade.kernels.topk import triton as kernels
 from saccade.kernels.topk.api import Order, topk
-from walking import in_turn, walk
+from walking import in_turn
 
 MODULE = "saccade.kernels.topk.triton"
-ORDERS: tuple[Order, ...] = ("position", "score")
-expect_topk = partial(test_topk.expect_topk, implementation="triton")
-expect_topk_and_last = partial(test_topk.expect_topk_and_last, implementation="triton")
+expect_topk = partial(topk_contract.expect_topk, implementation="triton")
+expect_topk_and_last = partial(topk_contract.expect_topk_and_last, implementation="triton")
 
 SMALL = Alone(blocks=128, spread=1, deep=256, read=128)
 TILES = [(0, 99, Alone(most=0)), (256, 2, Alone(most=0)), (256, 2, SMALL)]
@@ -54,12 +53,13 @@ def _small_tiles(request: pytest.FixtureRequest) -> Iterator[None]:
         yield
 
 
-# Every time each way to cut a row meets three styles: a usual one, one of equal scores, and a special one.
+# Each way to cut a row meets three styles: a usual one, one of equal scores, and a special one.
 NARROWED = [
-    pytest.param(tiles, style, order, marks=() if (at - place) % 3 == (at // 3 - turn) % 2 == 0 else walk)
+    (tiles, style, order)
     for place, tiles in enumerate(TILES)
     for at, style in enumerate(STYLES)
     for turn, order in enumerate(ORDERS)
+    if (at - place) % 3 == (at // 3 - turn) % 2 == 0
 ]
 
 
@@ -126,22 +126,14 @@ def test_rows_with_padding_are_read_in_whole_vectors() -> None:
 
 
 @pytest.mark.usefixtures("_small_tiles")
-@pytest.mark.parametrize("implementation", ["triton", "reference"])
-def test_reserved_entries_are_left_out(implementation: Literal["triton", "reference"]) -> None:
-    scores = make_scores("distinct", (4, 1, 1100), 9)
-    lengths = torch.tensor([1107, 600, 7, 3], dtype=torch.int32)
-    ids, counts = topk(scores, lengths, 40, reserved=7, implementation=implementation)
-    for row, length in enumerate([1100, 593, 0, 0]):
-        wanted = sorted(oracles.topk(scores[row, 0].tolist(), length, 40))
-        assert counts[row].tolist() == [len(wanted)]
-        assert ids[row, 0].tolist() == wanted + [-1] * (40 - len(wanted))
+def test_reserved_entries_are_left_out() -> None:
+    expect_topk(make_scores("distinct", (4, 1, 1100), 9), [1107, 600, 7, 3], 40, "position", reserved=7)
 
 
 def test_rows_too_wide_are_refused() -> None:
-    scores = torch.zeros(1, 1, 2**21)
-    lengths = torch.tensor([5], dtype=torch.int32)
-    with pytest.raises(KernelError, match="rows of at most 2097151 scores, got 2097152"):
-        topk(scores, lengths, 3, implementation="triton")
+    scores, lengths = torch.zeros(1, 1, 2**21), torch.tensor([5], dtype=torch.int32)
+    words = "rows of at most 2097151 scores, got 2097152"
+    refused(words, topk, scores, lengths, 3, implementation="triton")
 
 
 def test_whole_tiles() -> None:
@@ -150,72 +142,50 @@ def test_whole_tiles() -> None:
     expect_topk(scores.round(), [39_990], 300, "score")
 
 
-WANT = {"groups": "i32", "lengths": "*i32", "kept": "i32", "last": "i32", "reserved": "i32", "unit": "i32"}
-WANT |= {"numerator": "i32", "denominator": "i32", "minimum": "i32"}
-ROW = {"scores": "*fp32", "batch_stride": "i32", "group_stride": "i32", **WANT}
-CANDIDATES = {"sizes": "*i32", "best": "*fp32", "positions": "*i32", "marks": "*i32"}
-PARTS = {"starts": "*i32", "found": "*i32"}
-SELECT = {**ROW, **CANDIDATES, **PARTS, "shifts": "*i32", "splits": "i32", "capacity": "i32"} | {
-    "entries": "*i64",
-    "ids": "*i32",
-    "counts": "*i32",
-}
-RUNS = {"source": "*i64", "target": "*i64", "counts": "*i32", "ids": "*i32", "kept": "i32"}
+KINDS = {**dict.fromkeys("scores best".split(), "*fp32"), **dict.fromkeys("entries source target".split(), "*i64")}
+KINDS |= dict.fromkeys("lengths sizes positions marks starts found shifts floors maxima ids counts".split(), "*i32")
 KERNELS = {
-    "_maxima": (
-        4,
-        {**ROW, "maxima": "*i32", "blocks": "i32"},
-        {"BOUNDED": True, "HELD": 8192, "VECTOR": 4, "DEPTH": 16, "COLUMNS": 256},
-    ),
-    "_floors": (
-        8,
-        {**WANT, "maxima": "*i32", "blocks": "i32", "floors": "*i32", "sizes": "*i32"},
-        {"BOUNDED": True, "HELD": 4096, "LINE": 32, "TILE": 2048},
-    ),
-    "_collect": (
-        1,
-        {**ROW, "floors": "*i32", **CANDIDATES, "capacity": "i32", **PARTS, "splits": "i32"},
-        {"BOUNDED": True, "HELD": 8192, "VECTOR": 4, "LINE": 32, "TILE": 512},
-    ),
+    "_maxima": (4, {"BOUNDED": True, "HELD": 8192, "VECTOR": 4, "DEPTH": 16, "COLUMNS": 256}),
+    "_floors": (8, {"BOUNDED": True, "HELD": 4096, "LINE": 32, "TILE": 2048}),
+    "_collect": (1, {"BOUNDED": True, "HELD": 8192, "VECTOR": 4, "LINE": 32, "TILE": 512}),
     "_select": (
         16,
-        SELECT,
         {"BOUNDED": True, "VECTOR": 4, "NARROWED": True, "RANKED": True}
         | {"PART": 512, "SPLITS": 256, "HELD": 8192, "HALVINGS": 3, "LINE": 32, "TILE": 4096},
     ),
     "_search": (
         8,
-        {**ROW, "found": "*i32", "entries": "*i64", "ids": "*i32", "counts": "*i32"},
         {"BOUNDED": True, "VECTOR": 4, "RANKED": True} | {"BLOCKS": 512, "HALVINGS": 3, "DEPTH": 8, "READ": 2048},
     ),
-    "_sort_runs": (8, RUNS, {"LAST": False, "RUN": 256, "OTHERS": 16}),
-    "_merge_runs": (4, {**RUNS, "run": "i32"}, {"LAST": True, "WAYS": 4, "TILE": 128}),
+    "_sort_runs": (8, {"LAST": False, "RUN": 256, "OTHERS": 16}),
+    "_merge_runs": (4, {"LAST": True, "WAYS": 4, "TILE": 128}),
 }
 MODULES = (kernels, alone_kernels, ranking)
 
 
-def module_of(kernel: str) -> str:
-    return next(module.__name__ for module in MODULES if hasattr(module, kernel))
+def module_of(kernel: str) -> ModuleType:
+    return next(module for module in MODULES if hasattr(module, kernel))
 
 
 DIVISIBLE = {"batch_stride", "group_stride", "kept", "blocks", "capacity", "run"}
 
 
 @pytest.mark.parametrize(
-    ("kernel", "capability", "warps", "others"),
+    ("kernel", "warps", "others"),
     [
-        *((kernel, 90, warps, {}) for kernel, (warps, *_) in KERNELS.items()),
-        *(pytest.param(kernel, 80, warps, {}, marks=walk) for kernel, (warps, *_) in KERNELS.items()),
-        pytest.param("_maxima", 90, 4, {"DEPTH": 4, "COLUMNS": 1024}, id="crowd"),
-        pytest.param("_select", 90, 8, {"HELD": 4096, "TILE": 2048}, id="half"),
-        pytest.param("_search", 90, 8, {"BLOCKS": 4096, "DEPTH": 1}, id="many"),
+        *((kernel, warps, {}) for kernel, (warps, *_) in KERNELS.items()),
+        pytest.param("_maxima", 4, {"DEPTH": 4, "COLUMNS": 1024}, id="crowd"),
+        pytest.param("_select", 8, {"HELD": 4096, "TILE": 2048}, id="half"),
+        pytest.param("_search", 8, {"BLOCKS": 4096, "DEPTH": 1}, id="many"),
     ],
 )
+@pytest.mark.parametrize("capability", DEVICES[:2])
 def test_compiled_without_spills(kernel: str, capability: int, warps: int, others: dict[str, int]) -> None:
-    _, signature, constants = KERNELS[kernel]
+    module, (_, constants) = module_of(kernel), KERNELS[kernel]
+    signature = signature_of(getattr(module, kernel), KINDS)
     divisible = (*pointers(signature), *(name for name in signature if name in DIVISIBLE))
     sizes = {"capability": capability, "warps": warps}
-    compiled = compile_kernel(module_of(kernel), kernel, signature, constants | others, divisible, **sizes)
+    compiled = compile_kernel(module.__name__, kernel, signature, constants | others, divisible, **sizes)
     expect_fit(compiled, 128)  # what 16 warps leave a thread
 
 
@@ -227,7 +197,7 @@ ONES = ("groups", "kept", "last")
 )
 def test_what_is_one_is_a_constant_to_the_compiler(ones: tuple[str, ...], narrowed: bool, bounded: bool) -> None:
     """A share of all ones in a row that is held spills 16 bytes under Triton 3.9, under 3.6 nothing (docs/log.md)."""
-    signature = {name: kind for name, kind in SELECT.items() if name not in ones}
-    constants = dict.fromkeys(ones, 1) | KERNELS["_select"][2]
+    signature = signature_of(kernels._select, KINDS, ones)
+    constants = dict.fromkeys(ones, 1) | KERNELS["_select"][1]
     constants |= {"BOUNDED": bounded, "NARROWED": narrowed, "RANKED": False, "SPLITS": 16, "HELD": 4096, "TILE": 2048}
     assert compile_kernel(MODULE, "_select", signature, constants, (), capability=90, warps=8).spilled == 0
