@@ -27,7 +27,6 @@ from saccade.calibrate.promise import (
     texts_needed,
     walk,
 )
-from walking import in_turn
 
 Table = Any
 
@@ -61,9 +60,9 @@ def by_texts(candidate: Table, dense: Table, quality: float, alpha: float) -> bo
     return bool(stats.ttest_1samp(beyond, 0, alternative="greater").pvalue <= alpha)
 
 
-@pytest.mark.parametrize("quality", [0.8, 0.95, 0.99])
-@pytest.mark.parametrize("alpha", [0.05, 0.005])
-@pytest.mark.parametrize("count", [20, 150, 900])
+@pytest.mark.parametrize(
+    ("quality", "alpha", "count"), [(0.8, 0.05, 20), (0.95, 0.005, 150), (0.99, 0.05, 900), (0.99, 0.005, 20)]
+)
 def test_against_a_perfect_model_the_binomial_tail_and_t_decide(quality: float, alpha: float, count: int) -> None:
     """One question a text: it passes iff so few losses had at most 0.95 alpha at the ratio, and t says so too."""
     decided = set()
@@ -157,8 +156,7 @@ def test_nothing_right_shows_nothing() -> None:
     assert not lost_all.passed and lost_all.ratio == lost_all.shown == 0
 
 
-@pytest.mark.parametrize("wanted", [0.99, 0.9, 0.5])
-@pytest.mark.parametrize("asked", [1, 12, 96])
+@pytest.mark.parametrize(("wanted", "asked"), [(0.99, 12), (0.9, 1), (0.5, 96)])
 def test_texts_needed_are_the_fewest_that_can_pass(wanted: float, asked: int) -> None:
     needed = texts_needed(wanted, asked)
     for texts in (needed, needed - 1):
@@ -205,8 +203,7 @@ def test_what_breaks_the_promise_hardly_ever_passes() -> None:
     assert all(one["needed"] > one["texts"] for one in found["refused"])
 
 
-@pytest.mark.parametrize("way", WAYS)
-@pytest.mark.parametrize("accuracy", [0.5, 0.75, 0.9, 1.0])
+@pytest.mark.parametrize(("way", "accuracy"), [*zip(WAYS, (0.5, 0.75, 0.9, 1.0), strict=True)])
 def test_what_answers_as_dense_attention_passes(way: str, accuracy: float) -> None:
     """100 texts of 12 questions at a correlation of 0.1: in at least 80% of runs at 0.97, with every accuracy."""
     assert World(100, 12, accuracy, 0.0, 0.1, way, 0.0).passing(0.97, 400, np.random.default_rng(3)) >= 0.8 * 400
@@ -264,7 +261,7 @@ def kept(rng: np.random.Generator, texts: int, shares: dict[str, float], spread:
     return found
 
 
-@pytest.mark.parametrize(("good", "spread"), in_turn([False, True], [0.01, 0.1, 0.4]))
+@pytest.mark.parametrize(("good", "spread"), [(False, 0.01), (True, 0.1), (False, 0.4)])
 def test_what_is_chosen_breaks_the_promise_in_a_twentieth_of_runs_at_most(spread: float, good: bool) -> None:
     """Whole choices: some texts put candidates that just fail in a row, the cheaper the worse, and others judge it."""
     rng, runs, broken, right = np.random.default_rng(5), 200, 0, 0

@@ -13,6 +13,7 @@ import pytest
 from searching import make_task, tune_settings
 from transformers import AutoModelForCausalLM
 
+from learning import StoppedError, nothing, stop_after
 from saccade.adapters.hf.probe import KINDS, TOLD, Probe
 from saccade.adapters.hf.run import attached
 from saccade.calibrate import tune
@@ -76,34 +77,25 @@ def test_some_texts_choose_and_others_judge(folder: Path, tmp_path: Path, monkey
     assert (found["texts"], found["bound"]) == (len(judged), round(rows[results["chosen"]]["shown"], 4))
 
 
-class StoppedError(Exception):
-    pass
-
-
 def test_an_interrupted_run_goes_on(folder: Path, tmp_path: Path) -> None:
     units: list[str] = []
-
-    def stop(unit: str) -> None:
-        units.append(unit)
-        if len(units) == 8:
-            raise StoppedError
 
     def lines(name: str) -> list[str]:
         return (tmp_path / name / "probe.jsonl").read_text().splitlines()
 
-    whole = Tuning.check(settings(folder, tmp_path / "whole")).run(lambda _: None)
+    whole = Tuning.check(settings(folder, tmp_path / "whole")).run(nothing)
     with pytest.raises(StoppedError):
-        Tuning.check(settings(folder, tmp_path / "parts")).run(stop)
+        Tuning.check(settings(folder, tmp_path / "parts")).run(stop_after(8))
     assert len(lines("parts")) == 9
     assert Tuning.check(settings(folder, tmp_path / "parts")).run(units.append) == whole
-    assert lines("parts") == lines("whole") and len(units) == len(lines("whole")) - 1
+    assert lines("parts") == lines("whole") and len(units) == len(lines("whole")) - 9
     with pytest.raises(OutputError, match="seed=0"):
-        Tuning.check(settings(folder, tmp_path / "parts", seed=1)).run(stop)
+        Tuning.check(settings(folder, tmp_path / "parts", seed=1)).run(nothing)
 
 
 def test_a_layer_is_searched_on_texts_that_do_not_judge(folder: Path, tmp_path: Path) -> None:
     tuning = Tuning.check(settings(folder, tmp_path, policies=(), budgets="50"))
-    results = tuning.run(lambda _: None)
+    results = tuning.run(nothing)
     about = json.loads((tmp_path / "layers" / "probe.jsonl").read_text().splitlines()[0])["settings"]
     own = [tuning.judged.passages[number] for number in results["texts"]["searched"]]
     assert about["passages"] == tuning.judged.texts.sha256(own)
@@ -116,13 +108,13 @@ def test_a_layer_is_searched_on_texts_that_do_not_judge(folder: Path, tmp_path: 
     again = Tuning.check(settings(folder, tmp_path, policies=(), budgets="50"))
     more = replace(again, wanted=0.95, order=tuple(range(200)), total=200)
     assert len(more.searching) == len(own) < SEARCHING and len(more.judging) == 200 - len(own)
-    assert again.run(lambda _: None)["rows"] == results["rows"]
+    assert again.run(nothing)["rows"] == results["rows"]
 
 
 def test_texts_without_key_tokens_judge_nothing(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("saccade.adapters.hf.probe.KEY", 1e9)
     with pytest.raises(SaccadeError, match="no token needs a long context, so no candidate can be told") as refused:
-        Tuning.check(settings(folder, tmp_path)).run(lambda _: None)
+        Tuning.check(settings(folder, tmp_path)).run(nothing)
     assert "\n" not in str(refused.value) and not (tmp_path / "saccade.json").exists()
 
 
@@ -166,7 +158,7 @@ def test_a_policy_that_its_server_has_refuted_is_not_tried(folder: Path, tmp_pat
         counts = {"drafted": (drafted, 9), "accepted": (accepted, 9), "date": date(2026, 11, 29)}
         Acceptance(version=1, policy=f"{spec},rectify=4:verify", model="served", **counts).write(told)
         own = {"policies": ("exact_topk:dense_layers=1",), "agreement": wanted, "acceptance": (told,), **changes}
-        return Tuning.check(settings(folder, tmp_path / name, **own)).run(lambda _: None)
+        return Tuning.check(settings(folder, tmp_path / name, **own)).run(nothing)
 
     spec = "exact_topk:budget=16,dense_layers=1"
     left, kept = tuned("out", most, spec), tuned("in", most + 1, spec)
