@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +25,6 @@ from saccade.calibrate.problems import Ask, Problem
 from saccade.calibrate.tune import Tuning
 from saccade.checkpoints.load import ModelSource
 from saccade.cli import app
-from saccade.eval import comparison, context
 from saccade.eval.entry import policies_for
 from saccade.methods.policy import Policy
 from saccade.plans.role_file import RoleFile
@@ -131,35 +129,6 @@ def test_tune_writes_a_recipe_that_generate_runs(folder: Path, task: Path, tmp_p
     recipe = Recipe.read(tmp_path / "saccade.json")
     assert str(recipe.policy) == (results["chosen"] or "dense")
     decodes(folder, tmp_path / "saccade.json")
-
-
-@pytest.mark.parametrize("folder", FOLDERS[1:], indirect=True)
-def test_compare_of_budgets_above_the_context_is_dense(
-    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Answer by answer; below it they are others."""
-    monkeypatch.setattr(context, "QUESTIONS_PER_CONTEXT", 3)
-    monkeypatch.setattr(context, "ANSWER_TOKENS", 4)
-    monkeypatch.setattr(comparison, "TIMED_QUESTIONS", 1)
-    named = ("quest:page=4,dense_layers=0", "tidal:dense_layers=1,reselect=5", "exact_topk:dense_layers=0")
-    specs = [part for spec in named for part in ("--policy", spec)]
-    fixed = ["--model", folder, "--context", 1024, "--limit", 3, "--budget", f"8,{POSITIONS}", "--dtype", "float32"]
-    result = CliRunner().invoke(app, list(map(str, ["compare", *fixed, "--output-dir", tmp_path / "out", *specs])))
-    assert result.exit_code == 0, result.output
-    said: dict[tuple[str, int | None], list[str]] = {}
-    for line in (tmp_path / "out" / "samples.jsonl").read_text().splitlines():
-        sample = json.loads(line)
-        said.setdefault((sample["policy"], sample["budget"]), []).append(sample["answer"])
-    dense = said.pop(("dense", None))
-    assert len(dense) == 3 and len(said) == 6
-    assert all(answers == dense for (_, budget), answers in said.items() if budget == POSITIONS)
-    assert any(answers != dense for (_, budget), answers in said.items() if budget == 8)
-    rows = json.loads((tmp_path / "out" / "results.json").read_text())["rows"]
-    assert all(row["ms_per_token"] > 0 for row in rows)
-    measured = {row["spec"]: row for row in rows}["exact_topk:budget=8,dense_layers=0"]
-    for name in ("recall_per_layer", "token_recall_per_layer", "heads_with_set_per_layer"):
-        assert [layer for layer, one in enumerate(measured[name]) if one is not None] == list(FULL_LAYERS)
-    assert measured["share_attended"] < 0.1 and 0 < measured["recall"] < 1
 
 
 def test_what_is_compared_unless_somebody_says_otherwise_can_run(folder: Path) -> None:

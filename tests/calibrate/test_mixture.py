@@ -56,16 +56,6 @@ def model(request: pytest.FixtureRequest) -> Iterator[Any]:
     assert made.config._attn_implementation == "sdpa"
 
 
-def test_the_teacher_is_the_stock_model(model: Any) -> None:
-    text = tokens()
-    stock = model(torch.tensor([text]), use_cache=False).logits[0, PAST:]
-    teacher = mixed(Mixture(model, KEPT), text, PAST, None)
-    assert teacher.dtype == torch.float32
-    allowed = budget(model, text, PAST, None, KEPT, stock)
-    assert allowed < 1e-4  # of logits whose size is about 1: the comparison means something
-    assert float((teacher - stock).abs().max()) <= allowed
-
-
 @pytest.mark.parametrize("kept", [0.3, 0.05])
 def test_the_student_is_equations_one_to_five(model: Any, kept: float) -> None:
     text = tokens()
@@ -280,10 +270,10 @@ def test_accelerators_choose_what_the_kernel_chooses(past: int, kept: float) -> 
     assert chosen.sum(-1).tolist() == [sizes] * 2
 
 
-def test_maps_of_all_layers_are_held_or_made_again(model: Any) -> None:
-    text, gradients = tokens(), []
+def test_maps_of_all_layers_are_held_or_made_again() -> None:
+    model, text, gradients = exact("llama", 2).requires_grad_(False), tokens(), []
     for frugal in (True, False):
-        gates = random_gates(model.config.num_hidden_layers, model.config.num_key_value_heads).requires_grad_()
+        gates = random_gates(4, 2).requires_grad_()
         mixture = Mixture(model, KEPT, frugal=frugal)
         mixed(mixture, text, PAST, gates).square().sum().backward()
         mixture.close()

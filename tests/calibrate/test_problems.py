@@ -15,6 +15,7 @@ from tokenizers import Tokenizer, models, trainers
 from transformers import PreTrainedTokenizerFast
 
 import starting
+from one_line import refused
 from saccade.calibrate.problems import TASKS, NeedleProblems, Problem
 from saccade.calibrate.task_file import FileProblems
 from saccade.checkpoints.load import ModelSource
@@ -166,10 +167,8 @@ def test_lengths_are_spread_over_what_was_asked(plain: Any) -> None:
     ],
 )
 def test_what_does_not_fit_is_refused_at_once(plain: Any, changes: dict[str, Any], words: list[str]) -> None:
-    with pytest.raises(DocumentError) as refused:
+    with refused(DocumentError, "", *words):
         needles(plain, **changes)
-    assert "\n" not in str(refused.value)
-    assert all(word in str(refused.value) for word in words), str(refused.value)
 
 
 @KINDS
@@ -264,11 +263,8 @@ BAD = {
 def test_a_bad_line_is_named(plain: Any, tmp_path: Path, name: str) -> None:
     path = tmp_path / "mine.jsonl"
     path.write_text(f"{json.dumps(GOOD[0])}\n\n{BAD[name]}\n{json.dumps(GOOD[1])}\n", encoding="utf-8")
-    with pytest.raises(DocumentError) as refused:
+    with refused(DocumentError, r"^.{,499}$", str(path), "line 3"):
         FileProblems(plain, path, positions=POSITIONS)
-    message = str(refused.value)
-    assert "\n" not in message and len(message) < 500
-    assert str(path) in message and "line 3" in message, message
 
 
 @pytest.mark.parametrize("content", [None, b"\n \n", b'{"context": "\xff'])
@@ -276,18 +272,16 @@ def test_a_file_without_a_task_is_named(plain: Any, tmp_path: Path, content: byt
     path = tmp_path / "mine.jsonl"
     if content is not None:
         path.write_bytes(content)
-    with pytest.raises(DocumentError, match=re.escape(repr(str(path)))) as refused:
+    with refused(DocumentError, re.escape(repr(str(path)))):
         FileProblems(plain, path, positions=POSITIONS)
-    assert "\n" not in str(refused.value)
 
 
 def test_a_text_longer_than_the_model_is_refused(plain: Any, tmp_path: Path) -> None:
     path = write(tmp_path / "mine.jsonl", [GOOD[3], {**GOOD[0], "context": "word " * 50 + "4711"}])
     longest = max(problem.positions(together=False) for problem in read(plain, path))
     assert len(read(plain, path, longest)) == 2
-    with pytest.raises(DocumentError, match=f"text 2.*{longest}.*{longest - 1}") as refused:
+    with refused(DocumentError, f"text 2.*{longest}.*{longest - 1}", str(path)):
         read(plain, path, longest - 1)
-    assert str(path) in str(refused.value)
 
 
 def test_a_benchmarks_rows_are_problems_too(plain: Any, tmp_path: Path) -> None:
@@ -315,6 +309,5 @@ def test_questions_that_are_answered_without_their_text_are_left_out(
     assert [left[number] for number in range(len(left))] == [replace(whole[0], asks=whole[0].asks[1:]), whole[2]]
     lines = path.read_text().splitlines()
     path.write_text("\n".join([lines[0], lines[2]]))
-    with pytest.raises(DocumentError, match="answers all of it without the texts") as refused:
+    with refused(DocumentError, "answers all of it without the texts", str(path)):
         FileProblems(tokenizer, path, positions=POSITIONS).without_known(model)
-    assert "\n" not in str(refused.value) and str(path) in str(refused.value)

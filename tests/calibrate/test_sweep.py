@@ -12,6 +12,7 @@ import torch
 
 from adapters import tiny
 from learning import StoppedError, largest_file, nothing, stop_after
+from one_line import refused
 from saccade.calibrate.asking import Reading
 from saccade.calibrate.ledger import Ledger
 from saccade.calibrate.problems import Ask, Problem
@@ -78,11 +79,8 @@ def test_a_first_line_that_was_cut_off_is_a_new_ledger(path: Path) -> None:
 )
 def test_a_ledger_of_other_settings_is_refused(path: Path, other: dict[str, Any], words: list[str]) -> None:
     content = path.read_bytes()
-    with pytest.raises(OutputError) as refused:
+    with refused(OutputError, "", str(path), *words):
         opened(path, other)
-    message = str(refused.value)
-    assert "\n" not in message and str(path) in message
-    assert all(word in message for word in words), message
     assert path.read_bytes() == content
 
 
@@ -99,26 +97,23 @@ FOREIGN = {
 def test_what_is_no_ledger_is_refused_and_left_alone(tmp_path: Path, name: str) -> None:
     path = tmp_path / "answers.jsonl"
     path.write_bytes(FOREIGN[name])
-    with pytest.raises(OutputError) as refused:
+    with refused(OutputError, "", str(path)):
         opened(path, {"task": "kv"})
-    assert "\n" not in str(refused.value) and str(path) in str(refused.value)
     assert path.read_bytes() == FOREIGN[name]
 
 
 def test_a_place_that_cannot_be_written_is_one_line(tmp_path: Path) -> None:
     for path in (tmp_path, tmp_path / "absent" / "answers.jsonl"):
-        with pytest.raises(OutputError, match="cannot be written") as refused:
+        with refused(OutputError, "cannot be written"):
             opened(path)
-        assert "\n" not in str(refused.value)
 
 
 def test_a_full_disk_keeps_what_was_written(path: Path) -> None:
     size = path.stat().st_size
     ledger = opened(path)
     with largest_file(size + 10):
-        with pytest.raises(OutputError, match="cannot be written") as refused:
+        with refused(OutputError, "cannot be written"):
             ledger.add({"n": 9, "spec": "tidal"})
-        assert "\n" not in str(refused.value)
         assert (9, "tidal") not in ledger.records
         with pytest.raises(OutputError):
             ledger.close()

@@ -14,6 +14,7 @@ from safetensors.torch import load_file, save_file
 
 from adapters import tiny
 from learning import ABOUT, PROBLEMS, SHORT, StoppedError, largest_file, nothing, records, stop_after
+from one_line import refused
 from saccade.calibrate.gates import DirectGates
 from saccade.calibrate.training import CHECKPOINT, LOG, HeadTraining, Training
 from saccade.checkpoints.shape import shape_of
@@ -150,9 +151,8 @@ def test_a_folder_of_another_training_or_other_texts_is_refused(
 ) -> None:
     train(model, tmp_path, replace(SHORT, steps=1))
     other, (name,) = replace(SHORT, **{"steps": 1, **changed}), {**changed, **about}
-    with pytest.raises(OutputError, match=f"{name}=") as refused:
+    with refused(OutputError, f"{name}="):
         start(model, tmp_path, other, PROBLEMS, {**ABOUT, **about})
-    assert "\n" not in str(refused.value)
 
 
 def test_a_full_disk_leaves_the_checkpoint_before(model: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -161,25 +161,14 @@ def test_a_full_disk_leaves_the_checkpoint_before(model: Any, tmp_path: Path, mo
     folder = tmp_path / "full"
     monkeypatch.setattr(HeadTraining, "_record", lambda self, loss: None)
     train(model, folder, save_every=3, until=3)
-    with largest_file(100), pytest.raises(OutputError, match=CHECKPOINT) as refused:
+    with largest_file(100), refused(OutputError, CHECKPOINT):
         train(model, folder, save_every=3)
     monkeypatch.undo()
-    assert "\n" not in str(refused.value)
     assert sorted(path.name for path in folder.iterdir()) == sorted([CHECKPOINT, LOG])  # no half-written file
     again = start(model, folder)
     assert again.step == 3
     again.run(nothing, save_every=3)
     assert torch.equal(again.gates.mean(), whole.gates.mean())
-
-
-def test_a_full_disk_under_the_log_leaves_what_was_written(model: Any, tmp_path: Path) -> None:
-    whole = train(model, tmp_path / "whole", save_every=3)
-    size = len((tmp_path / "whole" / LOG).read_bytes())
-    with largest_file(size * 7 // 10), pytest.raises(OutputError, match=LOG) as refused:
-        train(model, tmp_path / "full", save_every=3)
-    assert "\n" not in str(refused.value)
-    assert torch.equal(train(model, tmp_path / "full", save_every=3).gates.mean(), whole.gates.mean())
-    assert (tmp_path / "full" / LOG).read_bytes() == (tmp_path / "whole" / LOG).read_bytes()
 
 
 @pytest.mark.parametrize("content", ["cut off", "not a number", "another shape", "of nothing"])
@@ -196,9 +185,8 @@ def test_a_checkpoint_that_cannot_be_read_is_one_line(model: Any, tmp_path: Path
     save_file(tensors, path)
     if content == "cut off":
         path.write_bytes(b"cut off")
-    with pytest.raises(SaccadeError, match=CHECKPOINT) as refused:
+    with refused(SaccadeError, CHECKPOINT):
         start(model, tmp_path)
-    assert "\n" not in str(refused.value)
 
 
 def test_training_moves_gates_and_nothing_else(tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ from searching import make_task, tune_settings
 from transformers import AutoModelForCausalLM
 
 from learning import StoppedError, nothing, stop_after
+from one_line import refused
 from saccade.adapters.hf.probe import KINDS, TOLD, Probe
 from saccade.adapters.hf.run import attached
 from saccade.calibrate import tune
@@ -66,7 +67,7 @@ def test_some_texts_choose_and_others_judge(folder: Path, tmp_path: Path, monkey
     assert 0 < len(told) <= JUDGED
     # A walk from the best down: who is behind a failed one costs less than it.
     failed = [row["bytes"] for row in told if row["status"] == "failed"]
-    assert all(row["bytes"] < failed[0] for row in told if row["status"] == "behind a failed one")
+    assert len(failed) <= 1 and all(row["bytes"] < failed[0] for row in told if row["status"] == "behind a failed one")
     kept = [row for row in told if row["status"] == "kept"]
     assert kept and all(row["shown"] >= 0.1 for row in kept)
     assert results["chosen"] == min(kept, key=lambda row: row["bytes"])["spec"]
@@ -113,9 +114,9 @@ def test_a_layer_is_searched_on_texts_that_do_not_judge(folder: Path, tmp_path: 
 
 def test_texts_without_key_tokens_judge_nothing(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("saccade.adapters.hf.probe.KEY", 1e9)
-    with pytest.raises(SaccadeError, match="no token needs a long context, so no candidate can be told") as refused:
+    with refused(SaccadeError, "no token needs a long context, so no candidate can be told"):
         Tuning.check(settings(folder, tmp_path)).run(nothing)
-    assert "\n" not in str(refused.value) and not (tmp_path / "saccade.json").exists()
+    assert not (tmp_path / "saccade.json").exists()
 
 
 def test_minutes_are_as_many_texts_as_fit(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -144,9 +145,8 @@ def test_a_file_whose_texts_cannot_be_compared(folder: Path, tmp_path: Path) -> 
         ("one", {"texts": 1}, "are 1 texts"),
     ):
         task = make_task(folder, tmp_path / f"{name}.jsonl", **made)
-        with pytest.raises(SaccadeError, match=words) as refused:
+        with refused(SaccadeError, words):
             Tuning.check(settings(folder, tmp_path / "out", task=str(task)))
-        assert "\n" not in str(refused.value)
 
 
 def test_a_policy_that_its_server_has_refuted_is_not_tried(folder: Path, tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ import pyarrow
 import pytest
 from pyarrow.parquet import write_table
 
+from one_line import refused
 from saccade.errors import DocumentError, SaccadeError
 from saccade.eval.benchmark import benchmark_rows, framed, is_benchmark, read_rows
 from saccade.eval.context import benchmark_contexts
@@ -102,19 +103,15 @@ def test_a_chat_template_stands_around_context_and_question(tokenizer: Any) -> N
 )
 def test_a_bad_row_is_named(tmp_path: Path, changed: dict[str, Any], said: str) -> None:
     path = json_lines(tmp_path / "rows.jsonl", [ROW, {**ROW, **changed}])
-    with pytest.raises(DocumentError) as refused:
+    with refused(DocumentError, re.escape(f"task file {str(path)!r}, line 2"), said):
         benchmark_rows(read_rows(path))
-    message = str(refused.value)
-    assert message.startswith(f"task file {str(path)!r}, line 2")
-    assert said in message and "\n" not in message
 
 
 @pytest.mark.parametrize("column", ["context", "max_new_tokens"])
 def test_a_missing_column_is_named(tmp_path: Path, column: str) -> None:
     rows = read_rows(parquet(tmp_path / "rows.parquet", [{k: v for k, v in ROW.items() if k != column}]))
-    with pytest.raises(DocumentError, match=rf"row 1 has no column {column}; its columns: ") as refused:
+    with refused(DocumentError, f"row 1 has no column {column}; its columns: ", "task"):
         benchmark_rows(rows)
-    assert "task" in str(refused.value)
     assert is_benchmark(rows)
 
 
@@ -140,9 +137,8 @@ def test_a_file_that_is_no_parquet_is_named(tmp_path: Path, content: bytes | Non
     path = tmp_path / "rows.parquet"
     if content is not None:
         path.write_bytes(content)
-    with pytest.raises(DocumentError, match=said) as refused:
+    with refused(DocumentError, f"^task file {re.escape(repr(str(path)))}.*({said})"):
         read_rows(path)
-    assert str(refused.value).startswith(f"task file {str(path)!r}") and "\n" not in str(refused.value)
 
 
 def test_parquet_without_its_package_says_what_to_install(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
