@@ -46,7 +46,7 @@ def test_passages_share_no_token(tokenizer: Any, tmp_path: Path) -> None:
     (tmp_path / "deep" / "c.txt").write_text(text(60, 700))
     found = PASSAGES(Texts(tmp_path, LENGTH, LEAST), tokenizer, 100)
     lengths = [len(one.tokens) for one in found]
-    assert set(lengths) == {LENGTH, *(size for size in lengths if LEAST <= size < LENGTH)}
+    assert min(lengths) >= LEAST and sum(size != LENGTH for size in lengths) == 1  # the shorter text, and no remainder
     said = [tokenizer.decode(one.tokens[one.start :]) for one in found]
     numbers = [number for one in said for number in re.findall(r"word (\d+) ", one)]
     assert len(found) > 3 and len(numbers) == len(set(numbers)) > 20

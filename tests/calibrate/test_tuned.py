@@ -13,6 +13,7 @@ import pytest
 from searching import make_task, tune_settings
 from transformers import AutoModelForCausalLM
 
+from commands import invoker
 from learning import StoppedError, nothing, stop_after
 from one_line import refused
 from saccade.adapters.hf.probe import KINDS, TOLD, Probe
@@ -21,11 +22,15 @@ from saccade.calibrate import tune
 from saccade.calibrate.passages import Texts
 from saccade.calibrate.promise import JUDGED, SEARCHING, texts_needed
 from saccade.calibrate.tune import Tuning
+from saccade.cli import app
+from saccade.cli.calibrate import run_and_show
 from saccade.errors import OutputError, SaccadeError
+from saccade.eval.output import read_json
 from saccade.methods.policy import Policy
 from saccade.recipes.acceptance import Acceptance
 from saccade.recipes.recipe import Recipe
-from saccade.report.tune import front_columns, front_notes
+from saccade.report.page import tune_page, tune_report
+from saccade.report.tune import front_columns, front_notes, front_table
 
 pytestmark = pytest.mark.usefixtures("one_process")
 PASSAGES = Texts.passages  # of which the conftest lets searches read five
@@ -176,3 +181,15 @@ def test_a_policy_that_its_server_has_refuted_is_not_tried(folder: Path, tmp_pat
         tuned("none", most, spec, budgets="16")
     with pytest.raises(SaccadeError, match=r"--acceptance .*served.json is valid only without --task"):
         tuned("task", most, spec, task="mine.jsonl", agreement=None, quality=0.5)
+
+
+def test_tune_ends_with_one_page(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    task = make_task(folder, tmp_path / "mine.jsonl", texts=4)
+    out = tmp_path / "out"
+    own = settings(folder, out, task=str(task), policies=("streaming",), budgets="16,32")
+    run_and_show(Tuning.check(own), front_table, tune_report)
+    said = capsys.readouterr().out
+    assert f"report: {out / 'report.html'}\n" in said
+    assert {path.suffix for path in out.rglob("*.*")} == {".html", ".json", ".jsonl"}
+    assert tune_page(read_json(out / "tune.json")) == (out / "report.html").read_text()
+    assert invoker(app)("report", out).stdout.splitlines()[:-1] == said.splitlines()[:-2]
