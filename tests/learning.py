@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+import resource
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -47,6 +49,17 @@ def stop_after(steps: int) -> Callable[[str], None]:
             raise StoppedError
 
     return advance
+
+
+@contextmanager
+def largest_file(size: int) -> Iterator[None]:
+    """Inside, no file of this process can grow beyond `size` bytes: as on a full disk, writes fail in the middle."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
 
 def records(folder: Path) -> list[dict[str, Any]]:

@@ -109,9 +109,15 @@ def common(folder: Path | None, output: Path, **changes: Any) -> TargetSettings:
     return TargetSettings(**{**options, **changes})
 
 
-def head_settings(folder: Path | None, output: Path, **changes: Any) -> heads.HeadSettings:
+def divided(folder: Path | None, output: Path, changes: dict[str, Any]) -> tuple[TargetSettings, dict[str, Any]]:
+    """What all calibrations share, and what is left of the changes."""
     names = TargetSettings.__dataclass_fields__
-    shared = common(folder, output, **{name: changes.pop(name) for name in list(changes) if name in names})
+    own = {name: value for name, value in changes.items() if name not in names}
+    return common(folder, output, **{name: changes[name] for name in names if name in changes}), own
+
+
+def head_settings(folder: Path | None, output: Path, **changes: Any) -> heads.HeadSettings:
+    shared, own = divided(folder, output, changes)
     options: dict[str, Any] = {
         "methods": "direct",
         "target_heads": 8,
@@ -121,13 +127,12 @@ def head_settings(folder: Path | None, output: Path, **changes: Any) -> heads.He
         "lengths": (128, 160),
         "budgets": "16,32",
     }
-    return heads.HeadSettings(shared, **{**options, **changes})
+    return heads.HeadSettings(shared, **{**options, **own})
 
 
 def layer_settings(folder: Path | None, output: Path, **changes: Any) -> layers.LayerSettings:
-    names = TargetSettings.__dataclass_fields__
-    shared = common(folder, output, **{name: changes.pop(name) for name in list(changes) if name in names})
-    return layers.LayerSettings(shared, **{"policy": "tidal", "budgets": "16,32", "most": 1, "passages": 2, **changes})
+    shared, own = divided(folder, output, changes)
+    return layers.LayerSettings(shared, **{"policy": "tidal", "budgets": "16,32", "most": 1, "passages": 2, **own})
 
 
 def probe_settings(folder: Path | None, output: Path, **changes: Any) -> layers.LayerSettings:
@@ -136,8 +141,7 @@ def probe_settings(folder: Path | None, output: Path, **changes: Any) -> layers.
 
 def tune_settings(folder: Path | None, output: Path, **changes: Any) -> tune.TuneSettings:
     """By key tokens, or by answers to a `task`."""
-    names, task = TargetSettings.__dataclass_fields__, changes.pop("task", "")
-    shared = common(folder, output, **{name: changes.pop(name) for name in list(changes) if name in names}, task=task)
+    shared, own = divided(folder, output, {"task": "", **changes})
     options: dict[str, Any] = {"policies": ("streaming", "quest:page=4"), "budgets": "16,32"}
-    options |= {"quality": 0.1} if task else {"agreement": 0.1}
-    return tune.TuneSettings(shared, **{**options, **changes})
+    options |= {"quality": 0.1} if shared.task else {"agreement": 0.1}
+    return tune.TuneSettings(shared, **{**options, **own})

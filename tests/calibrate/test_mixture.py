@@ -21,7 +21,7 @@ FLOAT32 = 2.0**-24
 # errs by 3 roundings of the largest score at most, and 2 more roundings of exp and of the sum fit into that for scores
 # of at least 1. `budget` measures how far noise of that size reaches.
 NOISE = 5 * FLOAT32
-KINDS = [("llama", 2), ("llama", 4), ("qwen3", 2), ("qwen3", 4)]
+KINDS = [("llama", 2), ("qwen3", 4)]
 
 
 def tokens(seed: int = 0, length: int = PAST + NEW) -> list[int]:
@@ -49,21 +49,11 @@ def mixed(mixture: Mixture, text: list[int], past: int, gates: torch.Tensor | No
     return mixture.logits(mixture.read(text[:past]), new, torch.arange(len(new)), gates)
 
 
-@pytest.fixture(params=KINDS, ids=["-".join(map(str, kind)) for kind in KINDS])
+@pytest.fixture(params=KINDS, ids=["llama-2", "qwen3-4"])
 def model(request: pytest.FixtureRequest) -> Iterator[Any]:
     made = exact(*request.param).requires_grad_(False)
     yield made
     assert made.config._attn_implementation == "sdpa"
-
-
-def test_the_teacher_is_the_stock_model(model: Any) -> None:
-    text = tokens()
-    stock = model(torch.tensor([text]), use_cache=False).logits[0, PAST:]
-    teacher = mixed(Mixture(model, KEPT), text, PAST, None)
-    assert teacher.dtype == torch.float32
-    allowed = budget(model, text, PAST, None, KEPT, stock)
-    assert allowed < 1e-4  # of logits whose size is about 1: the comparison means something
-    assert float((teacher - stock).abs().max()) <= allowed
 
 
 @pytest.mark.parametrize("kept", [0.3, 0.05])
@@ -132,15 +122,11 @@ def test_all_gates_open_is_the_teacher(model: Any) -> None:
     assert torch.equal(mixed(mixture, text, PAST, ones), mixed(mixture, text, PAST, None))
 
 
-def test_closed_gates_are_sparse_everywhere_above_layer_0(model: Any) -> None:
-    text, mixture = tokens(), Mixture(model, KEPT)
+def test_a_share_of_one_leaves_nothing_out(model: Any) -> None:
+    """So that gates do not matter."""
+    text = tokens()
     zeros = torch.zeros(model.config.num_hidden_layers - 1, model.config.num_key_value_heads)
-    wanted = Naive(model, PAST, zeros, KEPT).logits(text)[PAST:]
-    allowed = budget(model, text, PAST, zeros, KEPT, wanted)
-    assert float((mixed(mixture, text, PAST, zeros) - wanted).abs().max()) <= allowed
-    # A share of 1 leaves nothing out, so that gates do not matter.
-    whole = mixed(Mixture(model, 1.0), text, PAST, zeros)
-    teacher = mixed(mixture, text, PAST, None)
+    whole, teacher = mixed(Mixture(model, 1.0), text, PAST, zeros), mixed(Mixture(model, KEPT), text, PAST, None)
     assert float((whole - teacher).abs().max()) <= budget(model, text, PAST, None, 1.0, teacher.double())
 
 
@@ -152,7 +138,7 @@ def test_only_the_places_asked_for_have_logits() -> None:
     torch.testing.assert_close(some, mixed(mixture, text, PAST, gates)[[1, 4]], rtol=0, atol=4e-6)  # one more matmul
 
 
-@pytest.mark.parametrize("kind", [("llama", 2), ("qwen3", 4)], ids=["llama-2", "qwen3-4"])
+@pytest.mark.parametrize("kind", KINDS, ids=["llama-2", "qwen3-4"])
 def test_gradients_are_those_of_finite_differences(kind: tuple[str, int]) -> None:
     """Of the loss (equation 6), which the oracle gives in float64; the package rounds scores and logits to float32."""
     model = exact(*kind).requires_grad_(False)
@@ -223,17 +209,16 @@ def test_a_text_is_read_once_and_not_written_to() -> None:
         assert keys.shape == (1, 2, PAST, 8)
 
 
-@pytest.mark.parametrize("layers", [3, 7])
-def test_nothing_of_the_maps_size_waits_for_the_backward_pass(layers: int) -> None:
+def test_nothing_of_the_maps_size_waits_for_the_backward_pass() -> None:
     """Maps are of [heads, new, text]; what autograd keeps of a layer is not, however many layers there are.
 
     Both what autograd saves and what Python still holds are counted: checkpoints keep their arguments by name.
     """
     past, new = 1400, 4  # their product is more than torch's random state, which checkpoints keep
-    model = exact("llama", 2, num_hidden_layers=layers).requires_grad_(False)
+    model = exact("llama", 2, num_hidden_layers=7).requires_grad_(False)
     mixture, text = Mixture(model, KEPT), tokens(4, past + new)
     context = mixture.read(text[:past])
-    gates = random_gates(layers, 2).requires_grad_()
+    gates = random_gates(7, 2).requires_grad_()
     given = [tensor for pair in context.layers for tensor in pair] + [*model.parameters(), *model.buffers()]
     own = {tensor.untyped_storage().data_ptr() for tensor in given}
     large: dict[int, tuple[int, ...]] = {}
@@ -265,8 +250,7 @@ def test_a_text_of_one_token_and_a_set_of_one() -> None:
     assert float((mixed(Mixture(model, 0.01), text, 1, gates) - wanted).abs().max()) <= allowed
 
 
-@pytest.mark.parametrize("past", [0, 5, 300])
-@pytest.mark.parametrize("kept", [0.01, 0.3, 1.0])
+@pytest.mark.parametrize(("past", "kept"), [(0, 0.3), (5, 1.0), (300, 0.01), (300, 0.3)])
 def test_accelerators_choose_what_the_kernel_chooses(past: int, kept: float) -> None:
     """Of scores with many ties, since they are small whole numbers."""
     draw = torch.Generator().manual_seed(past)
@@ -286,10 +270,10 @@ def test_accelerators_choose_what_the_kernel_chooses(past: int, kept: float) -> 
     assert chosen.sum(-1).tolist() == [sizes] * 2
 
 
-def test_maps_of_all_layers_are_held_or_made_again(model: Any) -> None:
-    text, gradients = tokens(), []
+def test_maps_of_all_layers_are_held_or_made_again() -> None:
+    model, text, gradients = exact("llama", 2).requires_grad_(False), tokens(), []
     for frugal in (True, False):
-        gates = random_gates(model.config.num_hidden_layers, model.config.num_key_value_heads).requires_grad_()
+        gates = random_gates(4, 2).requires_grad_()
         mixture = Mixture(model, KEPT, frugal=frugal)
         mixed(mixture, text, PAST, gates).square().sum().backward()
         mixture.close()

@@ -12,6 +12,7 @@ import torch
 from searching import probe_settings
 from transformers import AutoModelForCausalLM
 
+from one_line import refused
 from saccade.adapters.hf.probe import KINDS, Probe, Told
 from saccade.adapters.hf.run import attached
 from saccade.calibrate import layers
@@ -22,7 +23,6 @@ from saccade.errors import DocumentError, SaccadeError
 from saccade.eval.divergence import Divergence, record
 from saccade.methods.policy import Policy
 from saccade.recipes.recipe import Recipe
-from walking import among
 
 LENGTH, LEAST = 60, 40
 PASSAGES = Texts.passages  # of which the conftest lets searches read five
@@ -46,7 +46,7 @@ def test_passages_share_no_token(tokenizer: Any, tmp_path: Path) -> None:
     (tmp_path / "deep" / "c.txt").write_text(text(60, 700))
     found = PASSAGES(Texts(tmp_path, LENGTH, LEAST), tokenizer, 100)
     lengths = [len(one.tokens) for one in found]
-    assert set(lengths) == {LENGTH, *(size for size in lengths if LEAST <= size < LENGTH)}
+    assert min(lengths) >= LEAST and sum(size != LENGTH for size in lengths) == 1  # the shorter text, and no remainder
     said = [tokenizer.decode(one.tokens[one.start :]) for one in found]
     numbers = [number for one in said for number in re.findall(r"word (\d+) ", one)]
     assert len(found) > 3 and len(numbers) == len(set(numbers)) > 20
@@ -55,7 +55,6 @@ def test_passages_share_no_token(tokenizer: Any, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("content", "words"),
     [
-        ("", "is empty"),
         (" \n", "is empty"),
         ("few words", f"needs {LEAST}"),
         (b"\xff\xfe", "is not UTF-8"),
@@ -68,9 +67,8 @@ def test_texts_that_tell_nothing(tokenizer: Any, tmp_path: Path, content: Any, w
         path.mkdir()
     else:
         path.write_bytes(content if isinstance(content, bytes) else content.encode())
-    with pytest.raises(DocumentError, match=words) as refused:
+    with refused(DocumentError, words):
         Texts(path, LENGTH, LEAST).passages(tokenizer, 3)
-    assert "\n" not in str(refused.value)
 
 
 def drawn(seed: int, keys: int) -> Told:
@@ -121,7 +119,7 @@ def test_the_interval_of_a_difference_is_that_of_texts() -> None:
     assert Divergence("spec", better.texts[:2]).interval() is None
 
 
-@pytest.mark.parametrize("together", among([1, 2, 16], [2]))
+@pytest.mark.parametrize("together", [2, 16])
 def test_a_search_takes_the_least(
     folder: Path, tmp_path: Path, one_process: None, together: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:

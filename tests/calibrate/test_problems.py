@@ -15,6 +15,7 @@ from tokenizers import Tokenizer, models, trainers
 from transformers import PreTrainedTokenizerFast
 
 import starting
+from one_line import refused
 from saccade.calibrate.problems import TASKS, NeedleProblems, Problem
 from saccade.calibrate.task_file import FileProblems
 from saccade.checkpoints.load import ModelSource
@@ -57,9 +58,18 @@ def coarse() -> Any:
     return PreTrainedTokenizerFast(tokenizer_object=made, unk_token="a")
 
 
-@pytest.fixture(params=["plain", "with_start", "coarse"])
+@pytest.fixture
 def tokenizer(request: pytest.FixtureRequest) -> Any:
+    """The one that is named."""
     return request.getfixturevalue(request.param)
+
+
+KINDS = pytest.mark.parametrize(
+    ("tokenizer", "task"),
+    [("plain", "listing"), ("with_start", "records"), ("coarse", "kv"), ("coarse", "passkey")],
+    indirect=["tokenizer"],
+)
+"""Each tokenizer and each task once, and what is longest by either."""
 
 
 def needles(tokenizer: Any, task: str = "kv", length: int = 600, **changes: Any) -> NeedleProblems:
@@ -77,7 +87,7 @@ def pieces(tokenizer: Any, tokens: Any) -> list[str]:
     return [tokenizer.decode([token], clean_up_tokenization_spaces=False) for token in tokens]
 
 
-@pytest.mark.parametrize("task", TASKS)
+@KINDS
 def test_a_question_is_about_a_needle_whose_value_is_the_gold(tokenizer: Any, task: str) -> None:
     source = needles(tokenizer, task, long_enough(tokenizer, task))
     for number in range(len(source)):
@@ -102,7 +112,7 @@ def test_a_question_is_about_a_needle_whose_value_is_the_gold(tokenizer: Any, ta
             assert "".join(pieces(tokenizer, ask.after)) == ("" if task == "listing" else ".")
 
 
-@pytest.mark.parametrize("task", TASKS)
+@pytest.mark.parametrize("task", ["kv", "passkey"])
 def test_a_problem_is_the_same_whoever_asks_first(plain: Any, task: str) -> None:
     forth, back = needles(plain, task, lengths=(200, 700)), needles(plain, task, lengths=(200, 700))
     one = [forth[number] for number in range(6)]
@@ -124,8 +134,9 @@ def test_tasks_have_texts_of_their_own(plain: Any) -> None:
     assert len({tokens[:50] for tokens in made}) == len(TASKS)
 
 
-@pytest.mark.parametrize("length", [128, 500, 3000])
-@pytest.mark.parametrize("task", TASKS)
+@pytest.mark.parametrize(
+    ("task", "length"), [("passkey", 128), ("kv", 500), ("listing", 3000), ("records", 3000), ("passkey", 3000)]
+)
 def test_texts_are_as_long_as_was_asked(with_start: Any, task: str, length: int) -> None:
     source = needles(with_start, task, length, count=5)
     for number in range(5):
@@ -156,13 +167,11 @@ def test_lengths_are_spread_over_what_was_asked(plain: Any) -> None:
     ],
 )
 def test_what_does_not_fit_is_refused_at_once(plain: Any, changes: dict[str, Any], words: list[str]) -> None:
-    with pytest.raises(DocumentError) as refused:
+    with refused(DocumentError, "", *words):
         needles(plain, **changes)
-    assert "\n" not in str(refused.value)
-    assert all(word in str(refused.value) for word in words), str(refused.value)
 
 
-@pytest.mark.parametrize("task", TASKS)
+@KINDS
 def test_what_is_accepted_fits_whichever_problem_it_is(tokenizer: Any, task: str) -> None:
     """One position less than the longest of all problems takes is refused, also if that one is not among the first."""
     length = long_enough(tokenizer, task)
@@ -178,12 +187,6 @@ def test_numbers_outside_are_index_errors(plain: Any) -> None:
     for number in (-1, 6):
         with pytest.raises(IndexError):
             source[number]
-
-
-def test_the_longest_counts_text_question_and_answer(plain: Any) -> None:
-    problem = needles(plain, "passkey")[0]
-    rows = [(*problem.tokens, *ask.prompt, *ask.answer) for ask in problem.asks]
-    assert problem.positions(together=False) == max(map(len, rows))
 
 
 # --- tasks of the user's own --------------------------------------------------------------------------------------
@@ -207,6 +210,7 @@ def read(tokenizer: Any, path: Path, positions: int = POSITIONS) -> list[Problem
     return [source[number] for number in range(len(source))]
 
 
+@pytest.mark.parametrize("tokenizer", ["with_start", "coarse"], indirect=True)
 def test_lines_of_one_context_are_one_problem(tokenizer: Any, tmp_path: Path) -> None:
     shuffled = [GOOD[0], GOOD[3], GOOD[1], GOOD[2]]
     first, second = read(tokenizer, write(tmp_path / "task.jsonl", shuffled))
@@ -232,7 +236,7 @@ def test_blank_lines_and_another_order_of_keys_are_fine(plain: Any, tmp_path: Pa
     assert len(problem.asks) == 2
 
 
-@pytest.mark.parametrize("mark", ["\u2028", "\u0085", "\x0b", "\u2029"])
+@pytest.mark.parametrize("mark", ["\u2028", "\x0b"])
 def test_only_line_feeds_end_a_line(plain: Any, tmp_path: Path, mark: str) -> None:
     """JSON Lines: other separators of Unicode may stand in a string as they are (RFC 8259, section 7), or escaped."""
     path = tmp_path / "task.jsonl"
@@ -248,11 +252,9 @@ BAD = {
     "wrong key": '{"context": "a", "question": "b", "answer": "c", "id": 1}',
     "not json": '{"context": "a", ',
     "no object": "[1, 2]",
-    "a number": "17",
     "empty answer": '{"context": "a", "question": "b", "answer": " "}',
     "answer of another type": '{"context": "a", "question": "b", "answer": 4711}',
     "deep": "[" * 100_000,
-    "digits": "1" * 5000,
     "half a character": '{"context": "a", "question": "b", "answer": "\\ud800"}',
 }
 
@@ -261,36 +263,25 @@ BAD = {
 def test_a_bad_line_is_named(plain: Any, tmp_path: Path, name: str) -> None:
     path = tmp_path / "mine.jsonl"
     path.write_text(f"{json.dumps(GOOD[0])}\n\n{BAD[name]}\n{json.dumps(GOOD[1])}\n", encoding="utf-8")
-    with pytest.raises(DocumentError) as refused:
+    with refused(DocumentError, r"^.{,499}$", str(path), "line 3"):
         FileProblems(plain, path, positions=POSITIONS)
-    message = str(refused.value)
-    assert "\n" not in message and len(message) < 500
-    assert str(path) in message and "line 3" in message, message
 
 
-@pytest.mark.parametrize("content", [None, b"", b"\n \n", b'{"context": "\xff'])
+@pytest.mark.parametrize("content", [None, b"\n \n", b'{"context": "\xff'])
 def test_a_file_without_a_task_is_named(plain: Any, tmp_path: Path, content: bytes | None) -> None:
     path = tmp_path / "mine.jsonl"
     if content is not None:
         path.write_bytes(content)
-    with pytest.raises(DocumentError, match=re.escape(repr(str(path)))) as refused:
+    with refused(DocumentError, re.escape(repr(str(path)))):
         FileProblems(plain, path, positions=POSITIONS)
-    assert "\n" not in str(refused.value)
-
-
-def test_a_folder_is_no_task_file(plain: Any, tmp_path: Path) -> None:
-    (tmp_path / "folder.jsonl").mkdir()
-    with pytest.raises(DocumentError, match="cannot be read"):
-        FileProblems(plain, tmp_path / "folder.jsonl", positions=POSITIONS)
 
 
 def test_a_text_longer_than_the_model_is_refused(plain: Any, tmp_path: Path) -> None:
     path = write(tmp_path / "mine.jsonl", [GOOD[3], {**GOOD[0], "context": "word " * 50 + "4711"}])
     longest = max(problem.positions(together=False) for problem in read(plain, path))
     assert len(read(plain, path, longest)) == 2
-    with pytest.raises(DocumentError, match=f"text 2.*{longest}.*{longest - 1}") as refused:
+    with refused(DocumentError, f"text 2.*{longest}.*{longest - 1}", str(path)):
         read(plain, path, longest - 1)
-    assert str(path) in str(refused.value)
 
 
 def test_a_benchmarks_rows_are_problems_too(plain: Any, tmp_path: Path) -> None:
@@ -318,6 +309,5 @@ def test_questions_that_are_answered_without_their_text_are_left_out(
     assert [left[number] for number in range(len(left))] == [replace(whole[0], asks=whole[0].asks[1:]), whole[2]]
     lines = path.read_text().splitlines()
     path.write_text("\n".join([lines[0], lines[2]]))
-    with pytest.raises(DocumentError, match="answers all of it without the texts") as refused:
+    with refused(DocumentError, "answers all of it without the texts", str(path)):
         FileProblems(tokenizer, path, positions=POSITIONS).without_known(model)
-    assert "\n" not in str(refused.value) and str(path) in str(refused.value)

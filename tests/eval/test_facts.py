@@ -7,8 +7,7 @@ from saccade.eval.document import language_reference, library_sources
 from saccade.eval.facts import ADJECTIVES, NOUNS, Fact, Split, hide, is_right, make_facts, question, sentence
 
 
-@pytest.mark.parametrize("split", ["train", "eval"])
-@pytest.mark.parametrize("count", [1, 12, 96, 400])
+@pytest.mark.parametrize(("split", "count"), [("train", 1), ("train", 400), ("eval", 96), ("eval", 400)])
 def test_facts_have_different_keys_and_four_digits(split: Split, count: int) -> None:
     facts = make_facts(count, numpy.random.default_rng(count), split)
     assert len({fact.key for fact in facts}) == count
@@ -37,8 +36,7 @@ def test_too_many_facts_are_refused() -> None:
         make_facts(len(ADJECTIVES) * len(NOUNS), numpy.random.default_rng(0), "eval")
 
 
-@pytest.mark.parametrize("count", [0, 1, 40])
-@pytest.mark.parametrize("length", [3000, 30000])
+@pytest.mark.parametrize(("count", "length"), [(0, 3000), (1, 3000), (40, 30000)])
 def test_spans_hold_the_sentences_and_the_text_survives(count: int, length: int) -> None:
     text = language_reference().evaluation[:length]
     facts = make_facts(count, numpy.random.default_rng(1), "eval")
@@ -68,7 +66,7 @@ def test_the_question_restates_the_key() -> None:
 
 @pytest.mark.parametrize(
     ("answer", "right"),
-    [(" 4817.", True), ("4817", True), (" 4817\n", True), (" 48170", False), (" 4818.", False), ("", False)],
+    [(" 4817.", True), ("4817", True), (" 48170", False), (" 4818.", False)],
 )
 def test_is_right(answer: str, right: bool) -> None:
     assert is_right(answer, Fact("amber falcon", "4817")) is right

@@ -19,7 +19,7 @@ def test_wilson(right: int, count: int) -> None:
 
 def test_answers_right_in_part_reach_from_the_number_below_to_that_above() -> None:
     assert wilson(24.5, 48) == (wilson(24, 48)[0], wilson(25, 48)[1])
-    assert wilson(0.1 + 0.2 + 0.7, 48) == wilson(1, 48)
+    assert wilson(0.3 + 0.6 + 0.1, 48) == wilson(1, 48)
 
 
 def test_nothing_counted_is_anything_possible() -> None:

@@ -15,7 +15,6 @@ import saccade
 import saccade.lm_eval
 from saccade.eval.reader import Reader
 from saccade.lm_eval.model import QUESTION_TOKENS, SaccadeLM
-from walking import among
 
 SMALL = "tidal:budget=48,reselect=7"
 POLICIES = [SMALL, "quest:budget=64", "tidal:budget=48,reselect=7,rectify=16", "lychee_cluster:budget=128"]
@@ -68,7 +67,7 @@ def generated(model: SaccadeLM, text: str) -> list[int]:
 
 @pytest.mark.parametrize(
     ("policy", "question_tokens"),
-    among([("dense", 0), ("dense", QUESTION_TOKENS), ("tidal:budget=4096,reselect=7", 128)], [("dense", 0)]),
+    [("dense", 0), ("tidal:budget=4096,reselect=7", QUESTION_TOKENS)],
 )
 def test_dense_attention_says_what_the_harness_says(
     made: Model, ask: Ask, stock: Said, policy: str, question_tokens: int
@@ -76,11 +75,7 @@ def test_dense_attention_says_what_the_harness_says(
     assert ask(made(policy, question_tokens=question_tokens, batch_size=2)) == stock
 
 
-def test_a_small_budget_says_something_else(made: Model, ask: Ask, stock: Said) -> None:
-    assert ask(made(SMALL, question_tokens=QUESTION)) != stock
-
-
-@pytest.mark.parametrize("policy", among(POLICIES, POLICIES[2:]))
+@pytest.mark.parametrize("policy", POLICIES[1:])
 def test_the_question_decodes_token_by_token_under_the_policy(made: Model, text: str, policy: str) -> None:
     model = made(policy, question_tokens=QUESTION)
     told, stats = generated(model, text), model.run.stats()
@@ -116,7 +111,7 @@ def test_verified_answers_are_dense(made: Model, text: str) -> None:
     assert generated(model, text) == generated(plain, text)
 
 
-@pytest.mark.parametrize("policy", among(POLICIES[2:], POLICIES[3:]))
+@pytest.mark.parametrize("policy", POLICIES[3:])
 def test_padded_rows_say_what_each_says_alone(made: Model, text: str, policy: str) -> None:
     prompts = [text[-1500:], text[-700:], text[-120:]]
     alone, together = (made(policy, question_tokens=QUESTION, batch_size=rows) for rows in (1, 3))
@@ -144,7 +139,7 @@ def test_beams_are_refused_where_a_prompt_is_read_in_parts(made: Model, text: st
         made(SMALL).generate_until(requests(text, num_beams=2))
 
 
-@pytest.mark.parametrize("kind", ["loglikelihood", "loglikelihood_rolling"])
+@pytest.mark.parametrize("kind", ["loglikelihood_rolling"])
 def test_likelihoods_are_refused(made: Model, kind: str) -> None:
     asked = [Instance(kind, {}, ("a", " b"), 0, metadata=("piqa", 0, 1))]
     with pytest.raises(saccade.SaccadeError, match=r"^piqa: log-likelihoods never decode; .*generate_until$"):
@@ -158,9 +153,7 @@ def test_likelihoods_are_refused(made: Model, kind: str) -> None:
         ({"policy": 7}, "model_args: policy=7 is not valid; give policy=SPEC"),
         ({"policy": "tidl"}, "unknown policy 'tidl'; valid: "),
         ({"policy": "tidal:budget=64,reselect=70"}, "policy tidal: reselect=70 is not a selection layer"),
-        ({"policy": "recipe:none"}, "unknown recipe recipe:none; published are "),
         ({"reselect": 7}, "model_args: unknown reselect=7; valid: pretrained, policy, "),
-        ({"trust_remote_code": True}, "model_args: unknown trust_remote_code=True; valid: "),
         ({"question_tokens": -1}, "model_args: question_tokens=-1 is not valid; whole numbers from 0 are"),
         ({"question_tokens": True}, "model_args: question_tokens=True is not valid; whole numbers from 0 are"),
         ({"batch_size": "auto"}, "model_args: batch_size='auto' is not valid; whole numbers from 1 are"),

@@ -122,15 +122,12 @@ class HeadSearch:
         candidates = (trained + len(self.methods)) * len(self.budgets)
         return trained * self.settings.steps + len(self.problems) * (1 + candidates)
 
-    def run(self, advance: Callable[[str], None]) -> dict[str, Any]:
-        """Find roles by every method, score them, write results, roles and recipe."""
-        model = self.target.subject.load()
-        if not self.settings.drop_known:
-            return self._run(model, advance)
-        target = self.target.without_known(model)
-        return replace(self, target=target, problems=target.problems())._run(model, advance)
-
-    def _run(self, model: Any, advance: Callable[[str], None]) -> dict[str, Any]:
+    def run(self, advance: Callable[[str], None], model: Any = None) -> dict[str, Any]:
+        """Find roles by every method, score them, write results, roles and recipe; `model` as of `LayerSearch`."""
+        model = self.target.subject.load() if model is None else model
+        if self.settings.drop_known and self.target.left is None:
+            target = self.target.without_known(model)
+            return replace(self, target=target, problems=target.problems()).run(advance, model)
         shape = shape_of_model(model)
         earlier = self.target.earlier(shape)
         self._refuse_unanswered(model)

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from ..adapters.hf.probe import FINALISTS, WALK, Attach, Kind, Passage, Probe, Told, texts_that_fit
-from ..adapters.hf.run import attached
 from ..checkpoints.shape import shape_of_model
 from ..errors import SaccadeError
-from ..eval.divergence import Divergence, record
+from ..eval.divergence import Divergence, attached_once, record
 from ..methods.policy import Policy
 from ..recipes.recipe import method_of
 from .ledger import Ledger
@@ -194,14 +192,12 @@ class Probing:
 
     def _measured(self, candidates: Sequence[Candidate], walk: int) -> dict[Candidate, tuple[Divergence, ...]]:
         layers, places, records = self.search.layers, range(len(self.search.passages)), self.ledger.records
-        separate = layers.shape.kinds or layers.shape.sources
-        # Attaching takes as long as a step, and is done once.
-        with nullcontext() if separate else attached(self.model, Policy.from_spec("dense"), None):
+        with attached_once(self.model) as attach:
             for first in places[:: self.together]:
                 texts = places[first : first + self.together]
                 for spec in layers.specs(candidates):
                     missing = [text for text in texts if (text, spec, walk) not in records]
-                    told = self._probe(texts, attached if separate else None, spec, walk) if missing else []
+                    told = self._probe(texts, attach, spec, walk) if missing else []
                     for text in missing:
                         self.ledger.add({"text": text, "spec": spec, "walk": walk, **record(told[text - first])})
                         self.advance(spec)

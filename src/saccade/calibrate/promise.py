@@ -28,6 +28,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import takewhile
 from typing import Any
 
 import numpy
@@ -143,14 +144,9 @@ def row(ratios: Mapping[str, float], costs: Mapping[str, float], hopeful: Callab
     return [*found[JUDGED - 1 :][-1:], *found[: JUDGED - 1][::-1]]
 
 
-def walk(specs: Sequence[str], tallies: Mapping[str, Sequence[Tally]], wanted: float) -> dict[str, Verdict]:
-    """Verdicts by spec, down to the first that fails; behind it none."""
-    verdicts: dict[str, Verdict] = {}
-    for spec in specs:
-        verdicts[spec] = judge(tallies[spec], wanted)
-        if not verdicts[spec].passed:
-            break
-    return verdicts
+def walk(verdicts: Mapping[str, Verdict]) -> list[str]:
+    """Who passes, from the first of a row down; nobody behind the first that fails."""
+    return [*takewhile(lambda spec: verdicts[spec].passed, verdicts)]
 
 
 def best_shown(texts: int, asked: int, *, losing: float = 0.0) -> float:

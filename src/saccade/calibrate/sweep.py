@@ -8,11 +8,9 @@ from itertools import chain
 from statistics import fmean
 from typing import Any
 
-import torch
-
 from ..decode.recall import MeanRecall
 from ..eval.interval import wilson
-from ..eval.workers import shared_out, workers_for
+from ..eval.workers import on_threads, shared_out, workers_for
 from ..methods.policy import Policy
 from .asking import Reading
 from .ledger import Ledger
@@ -87,18 +85,15 @@ class Sweep:
         for number in self.numbers:
             unasked = [spec for spec in specs if (number, spec) not in done]
             missing += [(number, unasked)] if unasked else []
-        count, cores, device = len(missing), torch.get_num_threads(), self.model.device.type
-        workers = workers_for(min(count, self.most), cores=cores, threads=self.threads, device=device)
-        torch.set_num_threads(self.threads)
-        try:
+        with on_threads(self.threads) as cores:
+            count, device = len(missing), self.model.device.type
+            workers = workers_for(min(count, self.most), cores=cores, threads=self.threads, device=device)
             asked: Iterable[Iterable[dict[str, Any]]] = (self.ask(*one) for one in missing)
             if workers > 1:
                 asked = shared_out(lambda place: [*self.ask(*missing[place])], count, workers)
             for record in chain.from_iterable(asked):
                 self.ledger.add(record)
                 advance(record["spec"])
-        finally:
-            torch.set_num_threads(cores)
 
     def outcome(self, spec: str) -> Outcome:
         """What a candidate has achieved on all of these problems."""

@@ -20,7 +20,7 @@ from ..checkpoints.traffic import state_bytes, weights_read
 from ..errors import SaccadeError
 from ..eval.benchmark import SUFFIXES
 from ..eval.entry import parse_budgets, terms_of
-from ..eval.workers import workers_for
+from ..eval.workers import on_threads, workers_for
 from ..methods.policy import Policy
 from ..plans.cost import cost_of
 from ..recipes.acceptance import Acceptance
@@ -301,15 +301,14 @@ class Tuning:
         searched = {spec: judge(told, self.wanted).ratio for spec, told in tried.items()}
         going = row(searched, costs, self._hopeful) if most >= self.wanted else []
         told = self._told(others, going, advance) if going else {}
-        verdicts, walked = {spec: judge(one, self.wanted) for spec, one in told.items()}, walk(going, told, self.wanted)
-        kept = [spec for spec, verdict in walked.items() if verdict.passed]
-
-        shape = self.target.subject.shape
+        verdicts = {spec: judge(one, self.wanted) for spec, one in told.items()}
+        kept, shape = walk(verdicts), self.target.subject.shape
+        failed = [*verdicts][len(kept) :][:1]
 
         def status(spec: str) -> str:
-            if spec in walked:
-                return "kept" if walked[spec].passed else "failed"
-            return "behind a failed one" if spec in told else "not judged"
+            if spec in kept:
+                return "kept"
+            return "failed" if spec in failed else "behind a failed one" if spec in verdicts else "not judged"
 
         def verdict(spec: str) -> dict[str, Any]:
             found, told = verdicts.get(spec), served(Policy.from_spec(spec), self.told)
@@ -365,12 +364,8 @@ def _families(recipe: Recipe, settings: TuneSettings) -> tuple[Policy, ...]:
 
 def _seconds(sweep: Sweep, number: int, specs: Sequence[str]) -> list[float]:
     """What each of these takes on a text that is read for the first; once before, so that kernels are made."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(sweep.threads)
-    try:
+    with on_threads(sweep.threads):
         for _ in range(2):
             ends = [time.perf_counter()]
             ends += [time.perf_counter() for _ in sweep.ask(number, specs)]
-    finally:
-        torch.set_num_threads(before)
     return [end - begin for begin, end in pairwise(ends)]

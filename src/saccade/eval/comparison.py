@@ -9,8 +9,6 @@ from itertools import takewhile
 from statistics import median
 from typing import Any
 
-import torch
-
 from ..adapters.hf.probe import Passage
 from ..adapters.hf.run import sparsify
 from ..checkpoints.shape import shape_of
@@ -25,7 +23,7 @@ from .reader import NEVER, Reader, rows_that_fit
 from .sheet import AnswerRecall, Row, RowCounter, Sheet
 from .tally import LayerRecalls, Tally, recalls_of
 from .tokens import TokenizedText
-from .workers import shared_out, workers_for
+from .workers import on_threads, shared_out, workers_for
 
 TIMED_QUESTIONS = 1
 """Questions per context that the timing pass decodes under every policy in turn."""
@@ -80,7 +78,6 @@ class Comparison:
 
     def __post_init__(self) -> None:
         self.tallies = [Tally(policy) for policy in self.policies]
-        self._prefill_threads = torch.get_num_threads()
 
     @property
     def units(self) -> int:
@@ -95,20 +92,15 @@ class Comparison:
 
         Interrupt it at will: `rows` tell what is done.
         """
-        try:
-            for number, context in enumerate(self.contexts):
-                torch.set_num_threads(self._prefill_threads)
-                reader = Reader(self.model, context.tokens)
-                torch.set_num_threads(self.threads)
+        for number, context in enumerate(self.contexts):
+            reader = Reader(self.model, context.tokens)
+            with on_threads(self.threads) as cores:
                 advance(f"context {number + 1} of {len(self.contexts)}")
-                self._quality(reader, number, context, advance)
+                self._quality(reader, number, context, cores, advance)
                 self._time(reader, context, advance)
-                del reader  # whose cache would lie beside the probe's
-                if self.probe:
-                    torch.set_num_threads(self._prefill_threads)
-                    self._probe(context, advance)
-        finally:
-            torch.set_num_threads(self._prefill_threads)
+            del reader  # whose cache would lie beside the probe's
+            if self.probe:
+                self._probe(context, advance)
 
     def rows(self) -> list[dict[str, Any]]:
         """One row per policy, as `results.json` holds them."""
@@ -117,13 +109,14 @@ class Comparison:
         shape, longest = shape_of(self.model.config), max(len(context.tokens) for context in self.contexts)
         return [tally.row(baseline) | terms_of(tally.policy, shape, longest) for tally in self.tallies]
 
-    def _quality(self, reader: Reader, number: int, context: Context, advance: Callable[[str], None]) -> None:
+    def _quality(
+        self, reader: Reader, number: int, context: Context, cores: int, advance: Callable[[str], None]
+    ) -> None:
         """The quality pass over one context; nothing is timed, so policies are shared out among idle cores."""
         tokens, asked = len(context.tokens), len(context.questions)
         longest = max((len(one.tokens) + one.longest for one in context.questions), default=0)
-        cores, device = self._prefill_threads, self.model.device.type
         fitting = rows_that_fit(self.model, tokens, longest, len(self.tallies))
-        workers = workers_for(fitting, cores=cores, threads=self.threads, device=device)
+        workers = workers_for(fitting, cores=cores, threads=self.threads, device=self.model.device.type)
         rows = rows_that_fit(self.model, tokens, longest, asked, workers)
         if rows < asked and not self.notes:
             told = f"memory is short of {asked} copies of a text of {tokens:,} tokens"

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import nullcontext
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 import numpy
 from scipy.stats import bootstrap
 
-from ..adapters.hf.probe import KINDS, Passage, Probe, Told
+from ..adapters.hf.probe import KINDS, Attach, Passage, Probe, Told
 from ..adapters.hf.run import attached
 from ..checkpoints.shape import shape_of
 from ..methods.policy import Policy
@@ -21,13 +21,22 @@ RESAMPLES = 2000
 
 def probed(model: Any, tokenizer: Any, passage: Passage, policies: Sequence[Policy]) -> Iterator[dict[str, Any]]:
     """A `record` of a text for each policy, whose rectification is left out: steps from a dense cache, key tokens."""
-    shape, dense = shape_of(model.config), Policy.from_spec("dense")
-    separate = bool(shape.kinds or shape.sources)
-    with nullcontext() if separate else attached(model, dense, None):
-        probe = Probe(model, [passage], attach=attached if separate else None, keys_alone=True, walks=(1,))
+    with attached_once(model) as attach:
+        probe = Probe(model, [passage], attach=attach, keys_alone=True, walks=(1,))
         for policy in policies:
             (told,) = probe.measure(policy, tokenizer)
             yield record(told)
+
+
+@contextmanager
+def attached_once(model: Any) -> Iterator[Attach | None]:
+    """What a probe attaches policies with: none, where the model stays attached, which takes as long as a step."""
+    shape = shape_of(model.config)
+    if shape.kinds or shape.sources:
+        yield attached
+    else:
+        with attached(model, Policy.from_spec("dense"), None):
+            yield None
 
 
 def record(told: Mapping[Any, Told]) -> dict[str, Any]:

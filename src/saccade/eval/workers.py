@@ -8,9 +8,12 @@ import sys
 from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
+from contextlib import contextmanager
 from multiprocessing import active_children, get_context, parent_process
 from threading import Thread
 from typing import Any, TypeVar
+
+import torch
 
 from ..errors import SaccadeError
 
@@ -26,6 +29,17 @@ def workers_for(count: int, *, cores: int, threads: int, device: str) -> int:
     if device != "cpu" or threads != 1 or not sys.platform.startswith("linux"):
         return 1
     return max(min(count, cores), 1)
+
+
+@contextmanager
+def on_threads(threads: int) -> Iterator[int]:
+    """So many CPU threads inside, whatever ends it; gives how many there were."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        yield before
+    finally:
+        torch.set_num_threads(before)
 
 
 def shared_out(work: Callable[[int], T], count: int, workers: int) -> Iterator[T]:
