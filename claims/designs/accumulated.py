@@ -20,7 +20,7 @@ KEY = ("text",)
 
 @dataclass(frozen=True, slots=True)
 class Accumulated:
-    """The experiment `accumulation`, passage by passage; see docs/claims.md.
+    """The experiment `accumulation`, passage by passage; see docs/experiments.md.
 
     An arm is `KEPT, SETTING` or `dense`; with more than one length `LENGTH` stands in front. Measures: `right`; `gap`,
     by how much less is right than densely at the same length; `divergence` from dense predictions, in nats; and
