@@ -55,9 +55,7 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("command", REFUSED)
-def test_bad_input_is_one_line(
-    fails: Fails, model_folder: Path, monkeypatch: pytest.MonkeyPatch, command: str
-) -> None:
+def test_bad_input_is_one_line(fails: Fails, model_folder: Path, monkeypatch: pytest.MonkeyPatch, command: str) -> None:
     monkeypatch.setattr(sys.modules["saccade.cli.bench"], "find_spec", lambda name: object())
     model = ("--model", model_folder) if command == "soak" else ()
     said = {given: fails(command, *model, *SIZES[command].split(), *given.split()) for given in REFUSED[command]}
