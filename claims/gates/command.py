@@ -120,17 +120,18 @@ def roles(
     from saccade.cli.terminal import progress, quiet_libraries, show
     from saccade.eval.output import check_file, write_json
 
-    from .answers import AnswerSettings, RoleAnswers
+    from ..subject import plain_subject
+    from .answers import RoleAnswers
     from .choice import choice_of
     from .table import answer_table
     from .variants import DIRECTS
 
     quiet_libraries()
     choice = choice_of(model)
-    work = RoleAnswers.check(AnswerSettings(file, model, output_dir, device, dtype, threads, choice))
+    work = RoleAnswers.check(file, output_dir, choice, plain_subject(model, device, dtype))
     check_file(file)
     with progress(work.units) as advance:
-        results = work.run(advance)
+        results = work.run(advance, threads)
     write_json(file, results, indent=None)
     told = [f"answers: {file}", *_drawn(results, file.with_suffix(".svg"))]
     if any(run["variant"] in DIRECTS for run in results["runs"]):
