@@ -6,13 +6,13 @@ from typing import Annotated
 
 from saccade.cli.options import Device, Dtype, JsonFile, Model, Picture, count, words
 
-from .names import ALL
+from .names import VARIANTS
 
 
 def upkeep(
     model: Model = None,
     budget: Annotated[str, words("N,N", "Tokens of a set, the same for every policy.")] = "256",
-    variants: Annotated[str, words("NAME,NAME", f"What is measured: {', '.join(ALL)}.")] = ",".join(ALL),
+    variants: Annotated[str, words("NAME,NAME", f"What is measured: {', '.join(VARIANTS)}.")] = ",".join(VARIANTS),
     prompt: Annotated[int, count("Tokens that are read at once first.")] = 1024,
     tokens: Annotated[int, count("Tokens that are decoded then.")] = 16_384,
     every: Annotated[int, count("Decoded tokens from one measurement to the next.")] = 512,

@@ -15,9 +15,9 @@ from saccade.recipes.machine import environment
 from saccade.text.levels import break_codes
 
 from ..subject import plain_subject
+from .names import CLUSTERS, VARIANTS, Upkeep
 from .texts import Stretch, stretches
 from .upkeep import Experiment
-from .variants import CLUSTERS, VARIANTS, Upkeep
 
 
 @dataclass(frozen=True, slots=True)

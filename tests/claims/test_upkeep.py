@@ -11,11 +11,10 @@ import pytest
 import torch
 
 from claims.upkeep.capture import Reading, read
-from claims.upkeep.names import ALL
+from claims.upkeep.names import VARIANTS, Upkeep
 from claims.upkeep.orders import largest_cluster, search
 from claims.upkeep.texts import stretches
 from claims.upkeep.upkeep import Experiment, mean_interval
-from claims.upkeep.variants import VARIANTS, Upkeep
 from commands import Invoke, told
 from saccade.adapters.hf.run import sparsify
 from saccade.checkpoints.shape import shape_of
@@ -46,7 +45,7 @@ def experiment(model: Any, tokenizer: Any) -> Experiment:
     }
     texts = stretches(tokenizer, 2, PROMPT + TOKENS + SPAN)
     sizes = {"prompt": PROMPT, "tokens": TOKENS, "every": EVERY, "queries": QUERIES, "spacing": SPACING}
-    experiment = Experiment(model, delimiter_table(tokenizer, break_codes), texts, plans, ALL, (2, 3, 4), **sizes)
+    experiment = Experiment(model, delimiter_table(tokenizer, break_codes), texts, plans, VARIANTS, (2, 3, 4), **sizes)
     told: list[str] = []
     experiment.run(told.append)
     assert len(told) == experiment.units
@@ -59,7 +58,6 @@ def rows_of(experiment: Experiment, variant: str, budget: int = BUDGET) -> dict[
 
 
 def test_a_replanted_index_is_the_rebuilt_one_and_a_lazy_one_is_not(experiment: Experiment) -> None:
-    assert list(ALL) == list(VARIANTS)
     for budget in (BUDGET, 80):
         replanted, rebuilt = (rows_of(experiment, name, budget) for name in ("replanted", "rebuilt"))
         assert list(replanted) == [0, 48, 96, 144]
@@ -174,7 +172,20 @@ def test_an_interval_by_text() -> None:
     assert mean_interval([0.5]) is None
 
 
-SMALL = ("--budget", "64,80", "--prompt", "100", "--tokens", "128", "--every", "64", "--queries", "2", "--texts", "2")
+SMALL = (
+    "--budget",
+    "64,80",
+    "--prompt",
+    "100",
+    "--tokens",
+    "128",
+    "--every",
+    "64",
+    "--queries",
+    "2",
+    "--texts",
+    "2",
+)
 
 
 def test_a_run_gives_tables_json_and_a_picture(invoke: Invoke, model_folder: Path, tmp_path: Path) -> None:
@@ -183,14 +194,14 @@ def test_a_run_gives_tables_json_and_a_picture(invoke: Invoke, model_folder: Pat
     results = told(result, *files)
     assert (results["layers"], results["texts"]) == ([2, 3, 4], ["reference", "reference"])
     assert {(row["budget"], row["decoded"], row["variant"]) for row in results["rows"]} == {
-        (budget, decoded, name) for budget in (64, 80) for decoded in (0, 64, 128) for name in ALL
+        (budget, decoded, name) for budget in (64, 80) for decoded in (0, 64, 128) for name in VARIANTS
     }
     for row in results["rows"]:
         assert row["texts"] == len(row["token_by_text"]) == 2
         assert row["attention_interval"][0] <= row["attention"] <= row["attention_interval"][1]
         assert (row["largest_cluster"] is None) == (row["variant"] in ("streaming", "quest"))
     assert all(row["attention"] == row["token"] == 0 for row in results["differences"] if row["to"] == "rebuilt")
-    assert all(name in result.stdout for name in ALL)
+    assert all(name in result.stdout for name in VARIANTS)
     assert "largest difference of replanted to rebuilt, any text and length: attention recall +0.000" in result.stdout
 
 
