@@ -61,8 +61,9 @@ def gates(
     from saccade.cli.terminal import output, quiet_libraries, say, show
     from saccade.eval.output import write_json
 
-    from .job import RESULTS, Trial, TrialSettings
+    from .job import RESULTS, Trial
     from .table import progress_line, trial_table
+    from .together import TrialSettings
 
     quiet_libraries()
     span = shortest_and_longest(lengths)

@@ -51,7 +51,7 @@ def test_prompts_share_what_they_are_told_to() -> None:
     first, *others = prompts
     for prompt in others:
         kept = min(len(prompt), len(first)) // 2
-        assert prompt[:kept] == first[:kept]
+        assert prompt[:kept] == first[:kept] and prompt[kept] != first[kept]
         assert prompt[len(prompt) // 2 :] != first[len(prompt) // 2 : len(prompt)]
     assert len({tuple(prompt[len(prompt) // 2 :]) for prompt in prompts}) == 6
     # Every engine is asked the same, and another load nothing that the cache may hold of this one.

@@ -188,9 +188,11 @@ def test_sources_are_counted_apart_and_together(logits_of: LogitsOf, texts: list
 
 
 def test_a_kept_share_is_a_budget_or_a_ratio() -> None:
-    (tidal, _) = cases_of(Policy.from_spec("tidal:reselect=3"), (0.1,), (16,), 30, sparse_only=False)
+    tidal, *others = cases_of(Policy.from_spec("tidal:reselect=3"), (0.07,), (16, 8), 100, sparse_only=False)
     assert tidal.policy is not None
-    assert (tidal.policy.budget, tidal.policy.rectify) == (3, None)
+    # In decimals: as floats it is a little more than 7.
+    assert (tidal.policy.budget, tidal.policy.rectify) == (7, None)
+    assert [case.setting for case in others] == ["every 8", "every 16"]
     first, last = cases_of(Policy.from_spec("resa"), (0.05,), (64,), 4096, sparse_only=False)
     assert first.policy is not None and last.policy is not None
     assert (first.policy.to_dict()["options"]["ratio"], first.policy.rectify) == (0.05, None)

@@ -110,5 +110,7 @@ def test_pages_show_every_method_once_and_no_pair_of_quest_with_itself() -> None
     assert "less_quest" in rows["quest:budget=256,heads=query"] and "less_quest" not in rows["quest:budget=256"]
     (quest,) = (line for line in whole if line.startswith("| `quest` |"))
     assert quest.count("| - |") == 2 and "+0.000" not in quest
+    (all_read,) = (line for line in whole if line.startswith("| `dense` |"))
+    assert all_read.count("100.0%") == 2
     dense = next(row for row in results["rows"] if row["spec"] == "dense")
     assert f"{dense['right']:.2f}" in short[2] and f"{dense['n']} questions about {dense['texts']} texts" in short[-1]

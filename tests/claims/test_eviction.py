@@ -90,7 +90,7 @@ def test_a_file_that_lacks_something_is_refused_in_one_line(written: Callable[..
         ([{"method": "TOVAPress", "protocol": "context", "prompt": 0}], "'budget'"),
         ([{**whole, "tokens": ["a"]}], "'a'"),
         ([whole], "answers 1 prompts; each of the 2"),
-        ([whole] * 2, r"SnapKVPress \(context, budget 16\)"),
+        ([whole, whole, {**whole, "prompt": 1}], r"SnapKVPress \(context, budget 16\) answers 3 prompts"),
     ):
         with pytest.raises(OutputError, match=says) as caught:
             read_answers(written(*lines), 2)
