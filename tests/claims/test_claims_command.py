@@ -287,6 +287,11 @@ def test_a_benchmark_s_file_is_judged(
         times = {"ms": ms, "ms_fast": 0.9 * ms, "ms_slow": 1.1 * ms, "speedup_over_best_dense": 8 / ms}
         return {"group": "hybrid", "variant": variant, "context": context, "batch": 1, **times}
 
+    def refusal(*given: str) -> str:
+        done = invoke("C0", *given, "--output-dir", tmp_path / "other")
+        assert done.exit_code == 2
+        return str(done.stderr)
+
     rows = [row("4 of 8 heads sparse", 16, 8), row("8 of 8 heads sparse", 16, 1), row("8 of 8 heads sparse", 32, 2)]
     where = {"device": "a GPU", "date": "2026-01-01T00:00:00+00:00"}
     (tmp_path / "file.json").write_text(json.dumps({"rows": rows, "environment": where}))
@@ -298,11 +303,9 @@ def test_a_benchmark_s_file_is_judged(
     found = json.loads((tmp_path / "run" / "result.json").read_text())
     assert (found["verdict"], found["on"], found["n"]) == ("mixed", "a GPU", 2), done.output
     assert found["tests"][0]["points"][0][1] == 8 and found["environment"]["file"] == "file.json"
-    done = invoke("C0", "--model", "X", "--output-dir", tmp_path / "other")
-    assert done.exit_code == 2 and "is judged by docs/results/file.json alone" in done.stderr
+    assert "is judged by docs/results/file.json alone" in refusal("--model", "X")
     claimed(replace(file, rules=(1,)), faster)
-    done = invoke("C0", "--output-dir", tmp_path / "ruled")
-    assert done.exit_code == 2 and "file.json was made by other rules; make it again: python -m b" in done.stderr
+    assert "file.json was made by other rules; make it again: python -m b" in refusal()
 
 
 def test_bad_input_is_one_line_before_any_work(fails: Fails, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

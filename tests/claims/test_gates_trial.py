@@ -365,19 +365,12 @@ def test_roles_of_any_number_of_heads_are_asked_beside_other_policies(study: Stu
     assert design.conditions(study)["file"] == "gates.json"
 
 
-def test_where_no_gates_stand_for_the_papers_there_is_no_verdict(study: Study, tmp_path: Path) -> None:
-    """And what stands beside has its figures."""
-    claim = found()["C13"].claim
-    judged = {}
-    for name, content in {"near": made_up(share=(2, 0.9)), "far": made_up()}.items():
-        hold(study, tmp_path, content)
-        judged[name] = judge(claim, Trained("gates.json", MADE_UP).run(study, lambda _: None))
-    near, far = judged["near"], judged["far"]
-    assert [one.verdict for one in near.premises] == ["holds"] and near.outcomes[0].effect.value == 0.0
+def test_where_no_gates_stand_for_the_papers_what_stands_beside_has_its_figures(study: Study, tmp_path: Path) -> None:
+    hold(study, tmp_path, made_up())
+    far = judge(found()["C13"].claim, Trained("gates.json", MADE_UP).run(study, lambda _: None))
     assert [one.verdict for one in far.premises] == ["refuted"] and far.verdict == "cannot be told"
     assert far.power.startswith("whether HardKuma gates of a variant open as many heads as wanted, within one,")
-    for one in far.outcomes:
-        assert (one.effect.value is None) == one.test.decides
+    assert all((one.effect.value is None) == one.test.decides for one in far.outcomes)
     design = Retrieving("gates.json", (4,), (16,), (), (200, 200), texts=2, asked=2, choice=MADE_UP)
     values = {one.arm: one.values for one in design.run(study, lambda _: None)}
     told = [values[f"{gates} 4, seed 0, budget 16"]["right"] for gates in ("hardkuma", "letter", "direct")]
