@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Protocol
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from saccade.cli import options
 from saccade.cli.bench import BUDGET, SERVED_CONTEXTS, SERVED_POLICIES, decode, time_engines
-from saccade.cli.group import INTERRUPTED, OneLineErrors
+from saccade.cli.group import OneLineErrors
 from saccade.cli.options import Device, Dtype, JsonFile, Model, Picture, RandomDtype, Seed, count, flag, number, words
-from saccade.cli.terminal import Work, output, quiet_libraries, say, time_and_show, until_stopped
-from saccade.eval.output import check_file, write_json
-from saccade.files import replace_text
+from saccade.cli.terminal import output, quiet_libraries, say, time_and_show
+
+from .measuring import measure
 
 if TYPE_CHECKING:
     from saccade.bench.baselines import Baseline
@@ -123,7 +121,8 @@ def soak(
         model=model, policies=tuple(policy or ()), prompt=prompt, tokens=tokens, block=block, window=window,
         timed=timed, sets=sets, device=device, dtype=dtype, threads=threads,
     )  # fmt: skip
-    _run(Soak(SoakJob.check(settings)), json, picture, soak_tables, soak_picture)
+    job = SoakJob.check(settings)
+    measure(lambda: Soak(job), Soak.results, (json, picture), soak_tables, soak_picture)
 
 
 @app.command()
@@ -170,7 +169,8 @@ def growth(
         contexts=context, selectors=selector, budget=budget, head_dim=head_dim, group=group, rounds=rounds,
         threads=threads, dtype=dtype, seed=seed, k_g=k_g,
     )  # fmt: skip
-    _run(Growth.check(settings), json, picture, lambda results: [growth_table(results)], growth_picture)
+    checked = Growth.check(settings)
+    measure(lambda: checked, Growth.results, (json, picture), lambda results: [growth_table(results)], growth_picture)
 
 
 @app.command()
@@ -260,42 +260,6 @@ def tables() -> None:
     quiet_libraries()
     changed = write()
     say(output(), "changed: " + ", ".join(changed) if changed else "nothing changed")
-
-
-class _Measurement(Work, Protocol):
-    """What runs for long and can be read at any time."""
-
-    def results(self) -> dict[str, Any]: ...
-
-
-def _run(
-    measurement: _Measurement,
-    json: Path | None,
-    picture: Path | None,
-    tables: Callable[[dict[str, Any]], Sequence[Any]],
-    draw: Callable[[dict[str, Any]], str],
-) -> None:
-    """Measure, and whatever ends it, write and print what has been measured."""
-    for path in (json, picture):
-        if path is not None:
-            check_file(path)
-
-    def keep(complete: bool) -> dict[str, Any]:
-        results = {"complete": complete, **measurement.results()}
-        if json is not None:
-            write_json(json, results)
-        if picture is not None:
-            replace_text(picture, draw(results))
-        return results
-
-    results = until_stopped(measurement, keep)
-    console = output()
-    for table in tables(results):
-        console.print(table)
-    say(console, *results.get("notes", ()))
-    if not results["complete"]:
-        say(console, "interrupted: what was measured until then is above")
-        raise typer.Exit(INTERRUPTED)
 
 
 if __name__ == "__main__":

@@ -4,11 +4,8 @@ from __future__ import annotations
 
 from datetime import datetime
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
-import typer
-
-from saccade.cli.group import INTERRUPTED
 from saccade.cli.options import Device, Dtype, Model, Seed, count, words
 
 RESULTS, PICTURE = "results.json", "accumulation.svg"
@@ -57,12 +54,12 @@ def accumulation(
     # Imported here, so that --help and a mistyped option do not wait for torch.
     import torch
 
-    from saccade.cli.terminal import output, quiet_libraries, say, until_stopped
-    from saccade.eval.output import check_folder, write_json
-    from saccade.files import replace_text
+    from benchmarks.measuring import measure
+    from saccade.cli.terminal import quiet_libraries
+    from saccade.eval.output import check_folder
 
     from .job import AccumulationJob, AccumulationSettings
-    from .report import accumulation_picture, accumulation_table
+    from .report import accumulation_picture, accumulation_tables
 
     quiet_libraries()
     folder = output_dir or Path("results") / f"accumulation-{datetime.now():%Y-%m-%d-%H%M%S}"
@@ -73,19 +70,5 @@ def accumulation(
     job = AccumulationJob.check(settings)
     check_folder(folder)
     torch.set_num_threads(threads)
-    experiment = job.accumulation(job.subject.load())
-
-    def keep(complete: bool) -> dict[str, Any]:
-        results = job.results(experiment, complete=complete)
-        write_json(folder / RESULTS, results)
-        replace_text(folder / PICTURE, accumulation_picture(results))
-        return results
-
-    results = until_stopped(experiment, keep)
-    console = output()
-    for source in dict.fromkeys(row["source"] for row in results["rows"]):
-        console.print(accumulation_table(results, source))
-    say(console, *job.notes, f"picture: {folder / PICTURE}")
-    if not results["complete"]:
-        say(console, "interrupted: what was measured until then is above")
-        raise typer.Exit(INTERRUPTED)
+    said, files = (*job.notes, f"picture: {folder / PICTURE}"), (folder / RESULTS, folder / PICTURE)
+    measure(job.accumulation, job.results, files, accumulation_tables, accumulation_picture, lines=lambda results: said)

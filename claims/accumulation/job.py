@@ -84,17 +84,16 @@ class AccumulationJob:
         )  # fmt: skip
         return cls(settings, subject, tuple(passages), cases, notes)
 
-    def accumulation(self, model: Any) -> Accumulation:
-        """The experiment, ready to run."""
-        sizes = (self.settings.sparse_only, self.settings.batch)
-        return Accumulation(model, self.subject.tokenizer, self.passages, self.cases, *sizes)
+    def accumulation(self) -> Accumulation:
+        """The experiment with its model, ready to run."""
+        given = (self.subject.load(), self.subject.tokenizer, self.passages, self.cases)
+        return Accumulation(*given, self.settings.sparse_only, self.settings.batch)
 
-    def results(self, experiment: Accumulation, *, complete: bool) -> dict[str, Any]:
+    def results(self, experiment: Accumulation) -> dict[str, Any]:
         """What `results.json` holds."""
         texts = f"held out: {self.settings.sources}"
         settings = {**asdict(self.settings), "output_dir": str(self.settings.output_dir)}
         return {
-            "complete": complete,
             "targets": TARGETS,
             "settings": settings,
             "rows": experiment.rows(),

@@ -16,7 +16,12 @@ from saccade.report.table import new_table
 from saccade.report.wording import NOTHING, Row, number
 
 
-def accumulation_table(results: Mapping[str, Any], source: str) -> Table:
+def accumulation_tables(results: Mapping[str, Any]) -> list[Table]:
+    """A table per source."""
+    return [_table(results, source) for source in _unique(results["rows"], "source")]
+
+
+def _table(results: Mapping[str, Any], source: str) -> Table:
     """Top-3 accuracy of one source: that of dense, and what every setting has more or less than it on its passages."""
     rows = [row for row in results["rows"] if row["source"] == source]
     settings = _settings(rows)

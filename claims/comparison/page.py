@@ -9,6 +9,8 @@ from saccade.methods.registry import describe
 from saccade.report.labels import family, full_layers, labels
 from saccade.report.wording import NOTHING, Row, frame, grouped
 
+from ..markdown import head, line
+
 PAIRED = {"less_quest": "minus `quest`", "loss_above_dense": "loss above dense"}
 """Differences text by text, and what tables call them."""
 _SHARES = ("ratio=", "min_pages=")
@@ -19,14 +21,14 @@ def short(results: Mapping[str, Any]) -> list[str]:
     """A row for each method: right answers and what is read at every budget, without arms that vary `dense_layers`."""
     budgets, rows = _budgets(results), _by_method(results)
     heads = ["paper", "policy", *(f"right at {budget:,}" for budget in budgets), "cache read, index too"]
-    lines = _head(heads, words=2)
+    lines = head(heads, words=2)
     for name, own in rows.items():
         if "dense_layers" not in name and "cluster_size" not in name:
             at = [own.get(budget, own.get(None)) for budget in budgets]
             read = [f"{row['cache_read']:.0%}" for row in at if row]
             paper = describe(next(iter(own.values()))["policy"]).source
             told = read[0] if len({*read}) == 1 else " / ".join(read)
-            lines.append(_line([paper, f"`{name}`", *map(_right, at), told]))
+            lines.append(line(paper, f"`{name}`", *map(_right, at), told))
     return [*lines, "", _about(results)]
 
 
@@ -34,16 +36,16 @@ def whole(results: Mapping[str, Any]) -> list[str]:
     """A row for each arm: beside that its frame, and right answers less Quest's at the same budget."""
     budgets = _budgets(results)
     heads = ["policy", "sinks + window, dense layers"]
-    paired = {name: head for name, head in PAIRED.items() if any(name in row for row in results["rows"])}
+    paired = {name: called for name, called in PAIRED.items() if any(name in row for row in results["rows"])}
     heads += [f"{what} at {budget:,}" for budget in budgets for what in ("right", *paired.values(), "cache read")]
-    lines = _head(heads, words=1)
+    lines = head(heads, words=1)
     for name, own in _by_method(results).items():
         cells = [f"`{name}`", frame(next(iter(own.values())))]
         for budget in budgets:
             row = own.get(budget, own.get(None))
             cells += [_right(row), *(_less(row, name) for name in paired)]
             cells.append(f"{row['cache_read']:.1%}" if row else NOTHING)
-        lines.append(_line(cells))
+        lines.append(line(*cells))
     return [*lines, "", _about(results)]
 
 
@@ -87,11 +89,3 @@ def _about(results: Mapping[str, Any]) -> str:
     if "loss" in row:
         asked += f", and the loss of the last tokens of {row['plain_texts']} of code and prose"
     return f"{asked}; `resa` keeps the budget's share of each row (`ratio`, with `min_pages=1`), reads are counted"
-
-
-def _head(heads: Sequence[str], words: int) -> list[str]:
-    return [_line(heads), "|" + "---|" * words + "--:|" * (len(heads) - words)]
-
-
-def _line(cells: Sequence[str]) -> str:
-    return "| " + " | ".join(cells) + " |"

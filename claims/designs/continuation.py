@@ -65,8 +65,6 @@ class Continuation:
 
     def run(self, study: Study, advance: Callable[[str], None]) -> Sequence[Sample]:
         policies, subject = study.policies(self.arms), study.subject
-        for policy in policies.values():
-            policy.plan(subject.shape)
         batches = [*self._batches(study)]
         about = {name: getattr(self, name) for name in ("prompt", "decoded", "texts", "seed")}
         about |= {name: list(told) for name in ("kinds", "nearer") if (told := getattr(self, name))}

@@ -50,8 +50,6 @@ class Generation:
 
     def run(self, study: Study, advance: Callable[[str], None]) -> Sequence[Sample]:
         policies, subject = study.policies(self.arms), study.subject
-        for policy in policies.values():
-            policy.plan(subject.shape)
         lengths, room = (self.length, self.length), subject.positions - self.longest
         problems = PackageProblems(subject.tokenizer, self.task, lengths, self.texts, self.asked, self.seed, room)
         about = {name: getattr(self, name) for name in ("task", "length", "texts", "asked", "longest", "seed")}

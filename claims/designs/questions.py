@@ -47,8 +47,6 @@ class Questions:
 
     def run(self, study: Study, advance: Callable[[str], None]) -> Sequence[Sample]:
         policies, subject = study.policies(self.arms), study.subject
-        for policy in policies.values():
-            policy.plan(subject.shape)
         problems = PackageProblems(
             subject.tokenizer, self.task, self.lengths, self.texts, self.asked, self.seed, subject.positions
         )

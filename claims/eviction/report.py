@@ -7,6 +7,8 @@ from typing import Any
 
 from saccade.report.wording import NOTHING
 
+from ..markdown import head, line
+
 LONGEST = 50
 """Characters of a method's name in the table."""
 
@@ -16,14 +18,14 @@ def table(results: Mapping[str, Any]) -> list[str]:
     rows = results["rows"]
     budgets = sorted({row["budget"] for row in rows if row["budget"] is not None})
     heads = ["", "method", "protocol", *map(str, budgets), "no budget"]
-    lines = ["| " + " | ".join(heads) + " |", "|---" * len(heads) + "|"]
+    lines = head(heads)
     for key in dict.fromkeys((row["side"], row["method"], row["protocol"]) for row in rows):
         own = {row["budget"]: row for row in rows if (row["side"], row["method"], row["protocol"]) == key}
         side, method, protocol = key
         cells = [_cell(own.get(budget)) for budget in (*budgets, None)]
         # A list of heads says nothing to a reader; the results file has it.
         named = method if len(method) <= LONGEST else method.partition(":")[0]
-        lines.append("| " + " | ".join((side, f"`{named}`", f"`{protocol}`", *cells)) + " |")
+        lines.append(line(side, f"`{named}`", f"`{protocol}`", *cells))
     return lines
 
 

@@ -20,23 +20,9 @@ from saccade.methods.policy import Policy
 from saccade.types import ModelShape
 
 from ..designs.packages import PackageProblems
-from ..subject import plain_subject
 from .choice import Choice
 
 LEDGER = "answers.jsonl"
-
-
-@dataclass(frozen=True, slots=True)
-class AnswerSettings:
-    """What the user can choose; see `python -m claims roles --help`."""
-
-    file: Path
-    model: str | None
-    output_dir: Path
-    device: str
-    dtype: str
-    threads: int
-    choice: Choice
 
 
 @dataclass(frozen=True)
@@ -48,47 +34,47 @@ class RoleAnswers:
         problems: stretches of packages' sources, which share no token and were trained on by nobody.
     """
 
-    settings: AnswerSettings
+    choice: Choice
+    folder: Path
     subject: Subject
     trial: Mapping[str, Any]
     problems: PackageProblems
 
     @classmethod
-    def check(cls, settings: AnswerSettings) -> RoleAnswers:
-        """Resolve settings.
+    def check(cls, file: Path, folder: Path, own: Choice, subject: Subject) -> RoleAnswers:
+        """Resolve what the user has chosen; see `python -m claims roles --help`.
 
         Raises:
             SaccadeError: one line about the first thing that is not valid.
         """
-        own, subject = settings.choice, plain_subject(settings.model, settings.device, settings.dtype)
-        trial = read_trial(settings.file, subject.shape)
-        check_folder(settings.output_dir)
+        trial = read_trial(file, subject.shape)
+        check_folder(folder)
         problems = PackageProblems(
             subject.tokenizer, trial["task"], (own.context, own.context), own.texts, own.asked, own.seed,
             subject.positions, behind=own.behind,
         )  # fmt: skip
-        return cls(settings, subject, trial, problems)
+        return cls(own, folder, subject, trial, problems)
 
     @property
     def units(self) -> int:
         """See `Work`."""
-        return len(self.problems) * len({"dense", *(row["spec"] for row in self._rows())})
+        return len(self.problems) * len(self._specs)
 
-    def run(self, advance: Callable[[str], None]) -> dict[str, Any]:
+    def run(self, advance: Callable[[str], None], threads: int) -> dict[str, Any]:
         """Ask; the trial, with what has come out as its `answers`."""
-        own, rows = self.settings, [*self._rows()]
-        about = {**own.choice.asking(), "texts": len(self.problems)}
+        about = {**self.choice.asking(), "texts": len(self.problems)}
         about |= {"weights": self.subject.shape.weights, "dtype": self.subject.dtype_name}
-        with Ledger(own.output_dir / LEDGER, about, KEY) as ledger:
-            sweep = Sweep(self.subject.load(), self.subject.tokenizer, self.problems, ledger, own.threads, False)
-            sweep.run(["dense", *dict.fromkeys(row["spec"] for row in rows)], advance)
-            right = {spec: [fmean(text) for text in sweep.outcome(spec).right] for spec in self._specs(rows)}
+        with Ledger(self.folder / LEDGER, about, KEY) as ledger:
+            sweep = Sweep(self.subject.load(), self.subject.tokenizer, self.problems, ledger, threads, False)
+            sweep.run(self._specs, advance)
+            right = {spec: [fmean(text) for text in sweep.outcome(spec).right] for spec in self._specs}
         answers = {**about, "dense": right["dense"]}
-        answers["rows"] = [{**row, "right": right[row["spec"]]} for row in rows]
+        answers["rows"] = [{**row, "right": right[row["spec"]]} for row in self._rows()]
         return {**self.trial, "answers": answers}
 
-    def _specs(self, rows: list[dict[str, Any]]) -> list[str]:
-        return ["dense", *dict.fromkeys(row["spec"] for row in rows)]
+    @property
+    def _specs(self) -> list[str]:
+        return [*dict.fromkeys(("dense", *(row["spec"] for row in self._rows())))]
 
     def _rows(self) -> Iterator[dict[str, Any]]:
         """Every run's roles at every budget."""
@@ -97,7 +83,7 @@ class RoleAnswers:
             for name, mask in masks(numpy.array(run["values"]), self.trial["target"]).items():
                 told = head_list(mask, shape)
                 heads = retrieving(told, shape)
-                for budget in self.settings.choice.budgets:
+                for budget in self.choice.budgets:
                     spec = Policy.create("lychee_decode", {"roles": told, "budget": budget}).to_spec()
                     about = {"variant": run["variant"], "seed": run["seed"], "step": run["step"]}
                     yield {**about, "roles": name, "heads": heads, "budget": budget, "spec": spec}

@@ -61,8 +61,9 @@ def gates(
     from saccade.cli.terminal import output, quiet_libraries, say, show
     from saccade.eval.output import write_json
 
-    from .job import RESULTS, Trial, TrialSettings
+    from .job import RESULTS, Trial
     from .table import progress_line, trial_table
+    from .together import TrialSettings
 
     quiet_libraries()
     span = shortest_and_longest(lengths)
@@ -120,17 +121,18 @@ def roles(
     from saccade.cli.terminal import progress, quiet_libraries, show
     from saccade.eval.output import check_file, write_json
 
-    from .answers import AnswerSettings, RoleAnswers
+    from ..subject import plain_subject
+    from .answers import RoleAnswers
     from .choice import choice_of
     from .table import answer_table
     from .variants import DIRECTS
 
     quiet_libraries()
     choice = choice_of(model)
-    work = RoleAnswers.check(AnswerSettings(file, model, output_dir, device, dtype, threads, choice))
+    work = RoleAnswers.check(file, output_dir, choice, plain_subject(model, device, dtype))
     check_file(file)
     with progress(work.units) as advance:
-        results = work.run(advance)
+        results = work.run(advance, threads)
     write_json(file, results, indent=None)
     told = [f"answers: {file}", *_drawn(results, file.with_suffix(".svg"))]
     if any(run["variant"] in DIRECTS for run in results["runs"]):

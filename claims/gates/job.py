@@ -15,38 +15,18 @@ from typing import Any
 import torch
 
 from saccade.calibrate.heads import THRESHOLD, refuse_count
-from saccade.calibrate.target import TRAINING, Target, TargetSettings
+from saccade.calibrate.target import TRAINING, Target
 from saccade.calibrate.training import LOG, TRACED
 from saccade.errors import SaccadeError
 from saccade.recipes.machine import device_name, kernels_on, processor, versions
 
-from .together import Part, train, train_alone
+from .together import Part, TrialSettings, train, train_alone
 from .variants import GREY, VARIANTS
 
 RESULTS = "gates.json"
 _EACH = 3  # processes a device: one that makes texts or waits leaves it to the others
 _LOOK = 0.2  # seconds between two looks at processes
 _KEEP = 15.0  # seconds between two files of results
-
-
-@dataclass(frozen=True, slots=True)
-class TrialSettings:
-    """What the user can choose; see `python -m claims gates --help`."""
-
-    common: TargetSettings
-    variants: str
-    target_heads: int | None
-    seeds: int
-    steps: int
-    rate: float
-    kept: float
-    lengths: tuple[int, int]
-    asked: int
-    every: int
-    drop_known: bool
-    together: int
-    workers: int
-    minutes: float | None
 
 
 @dataclass(frozen=True)
@@ -97,8 +77,7 @@ class Trial:
         own, size = self.settings, self.settings.together
         until = None if own.minutes is None else time.time() + 60 * own.minutes
         chunks = [self.variants[begin : begin + size] for begin in range(0, len(self.variants), size)]
-        more = (self.target, own.steps, own.rate, own.kept, own.lengths, own.asked, own.every, own.drop_known, until)
-        return [Part(own.common, seed, chunk, *more) for chunk in chunks for seed in range(own.seeds)]
+        return [Part(own, seed, chunk, self.target, until) for chunk in chunks for seed in range(own.seeds)]
 
     def run(self, keep: Callable[[dict[str, Any]], None]) -> dict[str, Any]:
         """Train all that is not finished; `keep` is given the results so far, again and again.
@@ -151,7 +130,8 @@ class Trial:
         if not self._on_cuda or self.settings.common.device not in ("auto", "cuda"):
             return part
         device = f"cuda:{number % torch.cuda.device_count()}"
-        return replace(part, settings=replace(part.settings, device=device))
+        common = replace(part.settings.common, device=device)
+        return replace(part, settings=replace(part.settings, common=common))
 
     def about(self) -> dict[str, Any]:
         """What every run of a file has in common."""

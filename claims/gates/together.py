@@ -31,6 +31,26 @@ BLOCK = 10
 
 
 @dataclass(frozen=True, slots=True)
+class TrialSettings:
+    """What the user can choose; see `python -m claims gates --help`."""
+
+    common: TargetSettings
+    variants: str
+    target_heads: int | None
+    seeds: int
+    steps: int
+    rate: float
+    kept: float
+    lengths: tuple[int, int]
+    asked: int
+    every: int
+    drop_known: bool
+    together: int
+    workers: int
+    minutes: float | None
+
+
+@dataclass(frozen=True, slots=True)
 class Part:
     """What one process trains.
 
@@ -40,27 +60,21 @@ class Part:
         until: `time.time()` at which it stops at the end of a block; None: it does not.
     """
 
-    settings: TargetSettings
+    settings: TrialSettings
     seed: int
     variants: tuple[str, ...]
     target: int
-    steps: int
-    rate: float
-    kept: float
-    lengths: tuple[int, int]
-    asked: int
-    every: int
-    drop_known: bool
     until: float | None
 
     def folder(self, variant: str) -> Path:
         """Where a training keeps its log and its checkpoint."""
-        return self.settings.output_dir / "training" / f"{variant}-{self.seed}"
+        return self.settings.common.output_dir / "training" / f"{variant}-{self.seed}"
 
     def trainings(self, target: Target, model: Any, problems: RememberedProblems) -> list[HeadTraining]:
         """One of each variant, as far as it has come."""
-        about = target.training_about() | {"lengths": list(self.lengths), "asked": self.asked}
-        training = Training(self.target, self.steps, self.rate, self.kept, self.seed, self.every)
+        own = self.settings
+        about = target.training_about() | {"lengths": list(own.lengths), "asked": own.asked}
+        training = Training(self.target, own.steps, own.rate, own.kept, self.seed, own.every)
         shape = len(target.subject.shape.full_layers) - 1, target.subject.shape.kv_heads
         made = list[HeadTraining]()
         for name in self.variants:
@@ -83,17 +97,17 @@ def train(part: Part, after_block: Callable[[], None] = lambda: None) -> None:
     Raises:
         SaccadeError: what `Target.check` and `HeadTraining` refuse.
     """
-    target = Target.check(part.settings)
+    own = part.settings
+    target = Target.check(own.common)
     model = target.subject.load()
-    if part.drop_known:
+    if own.drop_known:
         target = target.without_known(model)
-    problems = RememberedProblems(
-        target.draw(TRAINING + part.seed, part.asked, part.lengths, part.steps, together=True)
-    )
+    drawn = target.draw(TRAINING + part.seed, own.asked, own.lengths, own.steps, together=True)
+    problems = RememberedProblems(drawn)
     trainings = part.trainings(target, model, problems)
-    mixture = RememberingMixture(model, part.kept, frugal=model.device.type == "cpu")
+    mixture = RememberingMixture(model, own.kept, frugal=model.device.type == "cpu")
     try:
-        while unfinished := [one for one in trainings if one.step < part.steps]:
+        while unfinished := [one for one in trainings if one.step < own.steps]:
             if part.until is not None and time.time() >= part.until:
                 break
             # Whoever is behind goes first: of a run that was cut off some may have done a block more.
@@ -115,8 +129,8 @@ def train_alone(part: Part) -> None:
     """`train` as a process of its own, which ends with the one that has started it."""
     Thread(target=_end_with_parent, daemon=True).start()
     torch.set_num_threads(1)
-    if ":" in part.settings.device:
-        torch.cuda.set_device(part.settings.device)
+    if ":" in part.settings.common.device:
+        torch.cuda.set_device(part.settings.common.device)
     quiet_libraries()
     try:
         train(part)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from ..markdown import head, line
 from .claim import MIXED, PAPERS, SACCADE, UNTOLD, Listed
 from .discovery import found
 from .effects import TEXTS
@@ -26,15 +27,15 @@ def paper_lines(paper: str) -> list[str]:
     """The claims of a paper: every one, those that were not run among them; its picture below."""
     claims, held = found(), recorded()
     own = {number: listed for number, listed in claims.items() if listed.claim.source.paper == paper}
-    rows = [line for number, listed in own.items() for line in _rows(listed, held.get(number, ()))]
-    lines = [f"| {' | '.join(COLUMNS)} |", "|---" * len(COLUMNS) + "|", *rows]
+    rows = [row for number, listed in own.items() for row in _rows(listed, held.get(number, ()))]
+    lines = [*head(COLUMNS), *rows]
     results = results_of(paper, held)
     told = [
         f"{one['claim']} on {one['on']} cannot be told: {one['power']}." for one in results if one["verdict"] == UNTOLD
     ]
     told.append(f"No claim covers {'; '.join(f'{what} ({why})' for what, why in UNCLAIMED[paper].items())}.")
-    for line in told:
-        lines += ["", line]
+    for one in told:
+        lines += ["", one]
     if results:
         lines += ["", f"![Effects, intervals and bounds of {paper}'s claims](images/{picture_name(paper)})"]
     return lines
@@ -47,10 +48,10 @@ def worth_lines() -> list[str]:
         claim = listed.claim
         if claim.source.paper != SACCADE and claim.settings.interval == TEXTS and claim.withdrawn is None:
             by_worth.setdefault(_worth(held.get(number, ())), []).append(number)
-    rows = [_row("worth", "what it rests on", "claims", "which"), "|---" * 4 + "|"]
+    rows = head(("worth", "what it rests on", "claims", "which"))
     for worth, means in WORTH.items():
         if own := by_worth.get(worth):
-            rows.append(_row(f"**{worth}**", means, str(len(own)), ", ".join(own)))
+            rows.append(line(f"**{worth}**", means, str(len(own)), ", ".join(own)))
     return rows
 
 
@@ -92,14 +93,10 @@ def _rows(listed: Listed, results: Sequence[Result]) -> list[str]:
     other = "" if claim.protocol is None else f"; the paper measured {claim.protocol}"
     says = f"{claim.sentence} ({claim.source.place}{other})"
     if claim.withdrawn is not None:
-        return [_row(listed.number, says, "**withdrawn**", claim.withdrawn, "")]
+        return [line(listed.number, says, "**withdrawn**", claim.withdrawn, "")]
     if not results:
-        return [_row(listed.number, says, "not run", "", "")]
-    return [_row(_linked(one), says, f"**{one['verdict']}**", _found(one), str(one["n"])) for one in results]
-
-
-def _row(*cells: str) -> str:
-    return f"| {' | '.join(cells)} |"
+        return [line(listed.number, says, "not run", "", "")]
+    return [line(_linked(one), says, f"**{one['verdict']}**", _found(one), str(one["n"])) for one in results]
 
 
 def _linked(result: Result) -> str:

@@ -73,8 +73,8 @@ class Study:
         What an arm does not say is what `saccade compare` would take: re-selection layers and roles of the recipe.
 
         Raises:
-            SaccadeError: an arm runs with layers or roles that nobody has calibrated for this model: its samples would
-                say nothing about the method.
+            SaccadeError: an arm that cannot be planned on this model, or runs with layers or roles that nobody has
+                calibrated for it: its samples would say nothing about the method.
         """
         named = [name for arm in arms for name in _layered(arm, self.subject.shape)]
         return {name: _on(name, self.recipe, self.subject.shape) for name in named}

@@ -7,6 +7,8 @@ from typing import Annotated, Any
 
 from saccade.cli.options import Seed, count, words
 
+from ..markdown import head, line
+
 
 def promise(
     runs: Annotated[int, count("Runs of every world.")] = 600,
@@ -47,7 +49,7 @@ def error_table(found: dict[str, Any]) -> list[str]:
     rows, designs = found["rows"], ("texts", "asked", "loss")
     correlations = sorted({row["correlation"] for row in rows})
     heads = ["texts", *(f"correlation {one:g}" for one in correlations), "designs judged", "refused"]
-    lines = ["| " + " | ".join(heads) + " |", "|---" * len(heads) + "|"]
+    lines = head(heads)
     for texts in sorted({one["texts"] for one in [*rows, *found["refused"]]}):
         own = [row for row in rows if row["texts"] == texts]
         cells = []
@@ -56,24 +58,24 @@ def error_table(found: dict[str, Any]) -> list[str]:
             cells.append(f"{max(rates):.1%}" if rates else "–")
         cells.append(str(len({tuple(row[name] for name in designs) for row in own})))
         cells.append(str(sum(one["texts"] == texts for one in found["refused"])))
-        lines.append(f"| {texts} | " + " | ".join(cells) + " |")
+        lines.append(line(str(texts), *cells))
     return lines
 
 
 def power_table(rows: list[dict[str, Any]]) -> list[str]:
     """Markdown: the least favourable way's rate, by texts, questions and correlation."""
     correlations, accuracies = (sorted({row[name] for row in rows}) for name in ("correlation", "accuracy"))
-    heads = [f"accuracy {one:g}" for one in accuracies]
-    lines = ["| texts × questions | correlation | " + " | ".join(heads) + " |", "|---" * (len(heads) + 2) + "|"]
+    heads = ["texts × questions", "correlation", *(f"accuracy {one:g}" for one in accuracies)]
+    lines = head(heads)
     for texts, asked in dict.fromkeys((row["texts"], row["asked"]) for row in rows):
         own = [row for row in rows if (row["texts"], row["asked"]) == (texts, asked)]
         if own[0]["rate"] is None:
-            lines.append(f"| {texts} × {asked} | refused: {own[0]['needed']} texts needed" + " |" * (len(heads) + 1))
+            lines.append(f"| {texts} × {asked} | refused: {own[0]['needed']} texts needed" + " |" * (len(heads) - 1))
             continue
         for correlation in correlations:
             cells = [
                 min(row["rate"] for row in own if row["correlation"] == correlation and row["accuracy"] == accuracy)
                 for accuracy in accuracies
             ]
-            lines.append(f"| {texts} × {asked} | {correlation:g} | " + " | ".join(f"{one:.1%}" for one in cells) + " |")
+            lines.append(line(f"{texts} × {asked}", f"{correlation:g}", *(f"{one:.1%}" for one in cells)))
     return lines

@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated
 
-import typer
-
-from saccade.cli.group import INTERRUPTED
 from saccade.cli.options import Device, Dtype, JsonFile, Model, Picture, count, words
 
-from .names import ALL
+from .names import VARIANTS
 
 
 def upkeep(
     model: Model = None,
     budget: Annotated[str, words("N,N", "Tokens of a set, the same for every policy.")] = "256",
-    variants: Annotated[str, words("NAME,NAME", f"What is measured: {', '.join(ALL)}.")] = ",".join(ALL),
+    variants: Annotated[str, words("NAME,NAME", f"What is measured: {', '.join(VARIANTS)}.")] = ",".join(VARIANTS),
     prompt: Annotated[int, count("Tokens that are read at once first.")] = 1024,
     tokens: Annotated[int, count("Tokens that are decoded then.")] = 16_384,
     every: Annotated[int, count("Decoded tokens from one measurement to the next.")] = 512,
@@ -44,9 +41,8 @@ def upkeep(
     # Imported here, so that --help and a mistyped option do not wait for torch.
     import torch
 
-    from saccade.cli.terminal import output, quiet_libraries, say, until_stopped
-    from saccade.eval.output import check_file, write_json
-    from saccade.files import replace_text
+    from benchmarks.measuring import measure
+    from saccade.cli.terminal import quiet_libraries
 
     from .job import UpkeepJob, UpkeepSettings
     from .report import difference_lines, upkeep_picture, upkeep_tables
@@ -58,25 +54,6 @@ def upkeep(
             spacing=spacing, texts=texts, device=device, dtype=dtype, threads=threads,
         )
     )  # fmt: skip
-    for path in (json, picture):
-        if path is not None:
-            check_file(path)
     torch.set_num_threads(threads)
-    experiment = job.experiment(job.subject.load())
-
-    def keep(complete: bool) -> dict[str, Any]:
-        results = job.results(experiment, complete=complete)
-        if json is not None:
-            write_json(json, results, indent=None)
-        if picture is not None:
-            replace_text(picture, upkeep_picture(results))
-        return results
-
-    results = until_stopped(experiment, keep)
-    console = output()
-    for table in upkeep_tables(results):
-        console.print(table)
-    say(console, *difference_lines(results))
-    if not results["complete"]:
-        say(console, "interrupted: what was measured until then is above")
-        raise typer.Exit(INTERRUPTED)
+    files = (json, picture)
+    measure(job.experiment, job.results, files, upkeep_tables, upkeep_picture, lines=difference_lines, indent=None)

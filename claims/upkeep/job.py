@@ -15,9 +15,9 @@ from saccade.recipes.machine import environment
 from saccade.text.levels import break_codes
 
 from ..subject import plain_subject
+from .names import CLUSTERS, VARIANTS, Upkeep
 from .texts import Stretch, stretches
 from .upkeep import Experiment
-from .variants import CLUSTERS, VARIANTS, Upkeep
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,20 +76,16 @@ class UpkeepJob:
         texts = stretches(subject.tokenizer, settings.texts, length)
         return cls(settings, subject, names, plans, texts, tuple(sorted(layers)))
 
-    def experiment(self, model: Any) -> Experiment:
-        """The experiment, ready to run."""
-        levels, names = (
-            delimiter_table(self.subject.tokenizer, break_codes),
-            ("prompt", "tokens", "every", "queries", "spacing"),
-        )
-        sizes = {name: getattr(self.settings, name) for name in names}
+    def experiment(self) -> Experiment:
+        """The experiment with its model, ready to run."""
+        model, levels = self.subject.load(), delimiter_table(self.subject.tokenizer, break_codes)
+        sizes = {name: getattr(self.settings, name) for name in ("prompt", "tokens", "every", "queries", "spacing")}
         return Experiment(model, levels, self.texts, self.plans, self.variants, self.layers, **sizes)
 
-    def results(self, experiment: Experiment, *, complete: bool) -> dict[str, Any]:
+    def results(self, experiment: Experiment) -> dict[str, Any]:
         """What the JSON file holds; see `docs/soak.md`."""
         subject = self.subject
         return {
-            "complete": complete,
             "model": subject.source.name,
             "settings": asdict(self.settings),
             "layers": list(self.layers),

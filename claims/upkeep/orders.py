@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Literal
-
 import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
@@ -15,10 +13,7 @@ from saccade.selection.clusters.settings import ClusterSettings
 from saccade.types import KVView, Selection
 
 from ..methods.whole_tree import WholeTreeLayer
-
-Order = Literal["latest", "position", "query"]
-"""Which chunks of a cluster come first: the latest ones, as the index has it; the earliest; or those whose own keys are
-nearest to the query. It matters for the one cluster that does not fit whole."""
+from .names import Order
 
 
 def search(index: ClusterLayer | WholeTreeLayer, q: Tensor, kv: KVView, order: Order) -> Selection:

@@ -15,8 +15,9 @@ from saccade.decode.recall import recall_of
 from saccade.plans.plan import Plan
 
 from .capture import Reading, read
+from .names import VARIANTS, Upkeep
 from .texts import Stretch
-from .variants import VARIANTS, Kept, Upkeep
+from .variants import Kept
 
 REFERENCE = {"rebuilt": "replanted", "rebuilt-whole": "replanted"}
 """What is compared at every length of every text: the first with the second."""
@@ -157,17 +158,16 @@ def mean_interval(values: Sequence[float]) -> tuple[float, float] | None:
 
 
 def _mean(values: Sequence[Mean]) -> Mean:
-    largest = [value.largest_cluster for value in values if value.largest_cluster is not None]
-    return Mean(
-        fmean(value.attention for value in values),
-        fmean(value.token for value in values),
-        max(largest) if largest else None,
-    )
+    attention, token = (fmean(getattr(value, name) for value in values) for name in ("attention", "token"))
+    return Mean(attention, token, _largest(values))
+
+
+def _largest(values: Sequence[Mean]) -> float | None:
+    return max((value.largest_cluster for value in values if value.largest_cluster is not None), default=None)
 
 
 def _row(place: Place, texts: Sequence[Mean]) -> dict[str, Any]:
-    largest = [mean.largest_cluster for mean in texts if mean.largest_cluster is not None]
-    row = {**place._asdict(), "texts": len(texts), "largest_cluster": max(largest) if largest else None}
+    row: dict[str, Any] = {**place._asdict(), "texts": len(texts), "largest_cluster": _largest(texts)}
     for name in ("attention", "token"):
         values = [getattr(mean, name) for mean in texts]
         row |= {name: fmean(values), f"{name}_interval": mean_interval(values), f"{name}_by_text": values}

@@ -1,14 +1,12 @@
-"""What is compared: how the index is kept up, in which order a cluster's chunks are taken, and two other methods."""
+"""An index of a variant, brought up as in decoding."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 
 from torch import Tensor
 
 from saccade.decode.state import own_indexes
-from saccade.methods.policy import Policy
 from saccade.plans.plan import Plan
 from saccade.selection.clusters.index import ClusterLayer
 from saccade.text.history import TokenHistory
@@ -16,49 +14,8 @@ from saccade.types import KVView, Selection
 
 from ..methods.whole_tree import WholeTreeLayer
 from .capture import Reading
-from .orders import Order, largest_cluster, search
-
-CLUSTERS = "lychee_cluster:form=paper"
-
-
-@dataclass(frozen=True, slots=True)
-class Upkeep:
-    """How an index comes to be: the policy, and whether it is built from nothing.
-
-    From nothing means: where a measurement begins. Through its few queries it is kept up like the others.
-    """
-
-    policy: str
-    anew: bool = False
-
-    def bound(self, budget: int) -> Policy:
-        """The policy with its budget; raises a PolicyError if that is too small for it."""
-        return Policy.from_spec(self.policy).with_budget(budget)
-
-
-@dataclass(frozen=True, slots=True)
-class Variant:
-    """One line of the picture: an index, and the order in which it is searched; None: the product's own search."""
-
-    upkeep: Upkeep
-    order: Order | None = None
-
-
-_LAZY, _REPLANTED = Upkeep("lazy_clusters"), Upkeep(CLUSTERS)
-
-VARIANTS: dict[str, Variant] = {
-    "lazy": Variant(_LAZY),
-    "lazy/position": Variant(_LAZY, "position"),
-    "lazy/query": Variant(_LAZY, "query"),
-    "replanted": Variant(_REPLANTED),
-    "replanted/position": Variant(_REPLANTED, "position"),
-    "replanted/query": Variant(_REPLANTED, "query"),
-    "rebuilt": Variant(Upkeep(CLUSTERS, anew=True)),
-    "rebuilt-whole": Variant(Upkeep("lazy_clusters", anew=True)),
-    "streaming": Variant(Upkeep("streaming")),
-    "quest": Variant(Upkeep("quest")),
-}
-"""By name; "rebuilt-whole" is the paper's planting of all chunks together, done again for every measurement."""
+from .names import Order
+from .orders import largest_cluster, search
 
 
 class Kept:

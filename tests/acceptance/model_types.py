@@ -18,7 +18,7 @@ import re
 import sys
 import warnings
 from collections import defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -143,20 +143,20 @@ def others() -> list[str]:
 
 def outcome_of(kind: str) -> Outcome:
     """Walk one causal type."""
-    return _walk(causal()[kind], kind)
+    return widened(lambda window: _with_windows(causal()[kind], kind, window))
 
 
 def outcome_of_other(name: str) -> Outcome:
     """Walk a class that is no causal language model."""
-    return _walk(name, "")
+    return widened(lambda window: _with_windows(name, "", window))
 
 
-def _walk(name: str, kind: str) -> Outcome:
-    """A class with narrow windows and, where these leave nothing to a policy, with wide ones."""
-    narrow = _with_windows(name, kind, NARROW)
+def widened(judged: Callable[[int], Outcome]) -> Outcome:
+    """What became of a model with narrow windows and, where these leave nothing to a policy, with wide ones."""
+    narrow = judged(NARROW)
     if narrow.word != REFUSED or not narrow.reason.startswith("none of its layers has full attention: sliding"):
         return narrow
-    wide = _with_windows(name, kind, WIDE)
+    wide = judged(WIDE)
     return dataclasses.replace(wide, wide=True) if wide.word == ACCEPTED else wide
 
 
@@ -322,6 +322,11 @@ def on_page(page: Path = PAGE, begin: str = BEGIN) -> str:
     return begin + text.partition(begin)[2].partition(END)[0] + END
 
 
+def write(made: str, page: Path = PAGE, begin: str = BEGIN) -> None:
+    """Put a section into the page, in the place of what it has."""
+    page.write_text(page.read_text(encoding="utf-8").replace(on_page(page, begin), made), encoding="utf-8")
+
+
 def listed(section: str) -> dict[str, str]:
     """What a section says of every type, as `said_of`."""
     found = {}
@@ -390,7 +395,7 @@ def main(asked: list[str]) -> int:
     warnings.simplefilter("ignore")
     transformers.logging.set_verbosity_error()
     torch.set_num_threads(1)
-    kinds, write = [name for name in asked if name != "--write"], "--write" in asked
+    kinds = [name for name in asked if name != "--write"]
     found, further = {}, {}
     for kind in kinds or causal():
         found[kind] = outcome_of(kind)
@@ -400,8 +405,8 @@ def main(asked: list[str]) -> int:
         print(f"{name:<44}{further[name]}", flush=True)
     words = [outcome.word for outcome in (*found.values(), *further.values())]
     print(", ".join(f"{words.count(word)} {word}" for word in (ACCEPTED, REFUSED, NOT_BUILT, WRONG)))
-    if write and not kinds and WRONG not in words:
-        PAGE.write_text(PAGE.read_text(encoding="utf-8").replace(on_page(), table(found, further)), encoding="utf-8")
+    if "--write" in asked and not kinds and WRONG not in words:
+        write(table(found, further))
     return int(WRONG in words)
 
 

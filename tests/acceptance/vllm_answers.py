@@ -120,8 +120,7 @@ def _write(name: str, told: str) -> None:
     section = model_types.on_page(vllm_types.PAGE, BEGIN)
     found = dict(sorted({**listed(section), name: told.replace("`", "'")}.items()))
     made = BEGIN + HEAD + "\n".join(model_types.by_reason(found)) + "\n" + model_types.END
-    text = vllm_types.PAGE.read_text(encoding="utf-8")
-    vllm_types.PAGE.write_text(text.replace(section, made), encoding="utf-8")
+    model_types.write(made, vllm_types.PAGE, BEGIN)
 
 
 def main(asked: list[str]) -> int:

@@ -34,7 +34,7 @@ from transformers.models.auto import modeling_auto
 from vllm.model_executor.models import registry
 
 from acceptance import model_types
-from acceptance.model_types import ACCEPTED, END, NARROW, NOT_BUILT, NOT_RUN, REFUSED, SIZES, WIDE, Outcome
+from acceptance.model_types import ACCEPTED, END, NOT_BUILT, NOT_RUN, REFUSED, SIZES, Outcome
 from saccade.adapters.vllm.server.serve import RefusedError, prepare
 from saccade.checkpoints.shape import shape_of
 from saccade.errors import SaccadeError
@@ -77,11 +77,7 @@ def names() -> dict[str, str]:
 
 def outcome_of(name: str) -> Outcome:
     """Let `saccade serve` judge a model, with narrow windows and, where these leave nothing to a policy, wide ones."""
-    narrow = _with_windows(name, NARROW)
-    if narrow.word != REFUSED or not narrow.reason.startswith("none of its layers has full attention: sliding"):
-        return narrow
-    wide = _with_windows(name, WIDE)
-    return Outcome(ACCEPTED, others=wide.others, wide=True) if wide.word == ACCEPTED else wide
+    return model_types.widened(lambda window: _with_windows(name, window))
 
 
 def _with_windows(name: str, window: int) -> Outcome:
@@ -203,8 +199,7 @@ def main(asked: list[str]) -> int:
         told[name] = told_of(name, outcome)
         print(f"{name:<44}{outcome} | {told[name].group}{told[name].marks}", flush=True)
     if write and not chosen:
-        text = PAGE.read_text(encoding="utf-8")
-        PAGE.write_text(text.replace(model_types.on_page(PAGE, BEGIN), table(told)), encoding="utf-8")
+        model_types.write(table(told), PAGE, BEGIN)
     return 0
 
 

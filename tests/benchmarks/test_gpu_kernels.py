@@ -40,18 +40,14 @@ def test_a_rehearsal_leaves_nothing_out(rehearsed: Rehearsed, monkeypatch: pytes
     assert clusters["build_seconds"] > 0 and clusters["index_bytes"] > 0
 
 
-def test_a_rehearsal_of_captured_steps(rehearsed: Rehearsed) -> None:
-    found = rehearsed(captured, *SHORT)
+@pytest.mark.parametrize(
+    ("module", "points"),
+    [(captured, [(2, 16), (3, 2100), (2, 20)]), (gathers, [(2, 16), (1, 2100)])],
+)
+def test_a_rehearsal_of_steps(rehearsed: Rehearsed, module: Any, points: list[tuple[int, int]]) -> None:
+    found = rehearsed(module, *SHORT)
     assert found["left_out"] == []
-    assert [(row["rows"], row["length"]) for row in found["rows"]] == [
-        point for point in ((2, 16), (3, 2100), (2, 20)) for _ in range(4)
-    ]
-
-
-def test_a_rehearsal_of_gathers(rehearsed: Rehearsed) -> None:
-    found = rehearsed(gathers, *SHORT)
-    assert found["left_out"] == []
-    assert [(row["rows"], row["length"]) for row in found["rows"]] == [(2, 16)] * 4 + [(1, 2100)] * 4
+    assert [(row["rows"], row["length"]) for row in found["rows"]] == [point for point in points for _ in range(4)]
 
 
 def test_a_rehearsal_of_planting(rehearsed: Rehearsed) -> None:

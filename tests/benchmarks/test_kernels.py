@@ -11,7 +11,6 @@ from typer.testing import CliRunner
 
 from benchmarks import kernels, operations
 from benchmarks.__main__ import app
-from saccade.errors import SaccadeError
 
 
 @pytest.fixture(autouse=True)
@@ -78,21 +77,3 @@ def test_a_wrong_result_is_not_timed(monkeypatch: pytest.MonkeyPatch, tmp_path: 
     result = CliRunner().invoke(app, ["kernels", "--context", "200", "--budget", "32", "--operation", "top-k"])
     assert result.exit_code == 2
     assert "top-k differ from float64" in result.stderr
-
-
-@pytest.mark.parametrize(
-    ("changed", "words"),
-    [
-        ({"operations": ["dens"]}, "unknown operation 'dens'; valid: dense,"),
-        ({"implementations": ["cuda"]}, "unknown implementation 'cuda'"),
-        ({"contexts": ["2048"]}, "context 2048 is within the budget of 2048"),
-        ({"dtype": "int4"}, "unknown dtype 'int4'"),
-    ],
-)
-def test_bad_input_is_one_line(changed: dict[str, Any], words: str) -> None:
-    settings: dict[str, Any] = {
-        "shape": "smollm2-135m", "contexts": ["4096"], "batches": ["1"], "threads": ["1"], "operations": [],
-        "implementations": ["auto"], "budget": 2048, "rounds": 2, "dtype": "float32", "device": "cpu",
-    }  # fmt: skip
-    with pytest.raises(SaccadeError, match=words):
-        kernels.KernelJob.check(kernels.KernelSettings(**{**settings, **changed}))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from pathlib import Path
 from typing import Any
@@ -10,15 +9,17 @@ from typing import Any
 import numpy
 import pytest
 import torch
+from click.testing import Result
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from benchmarks import soak
+from benchmarks.__main__ import app
 from benchmarks.growth import one_head, synthetic_keys
-from benchmarks.soak import Runner, Soak, SoakJob, SoakSettings
+from benchmarks.soak import Runner, SoakJob, SoakSettings
 from benchmarks.steadiness import Steadiness, _LastSeen, at_random, clusters_of
 from claims.methods.whole_tree import WholeTree
-from commands import tiny_model, write_model
+from commands import invoker, tiny_model, told, write_model
 from saccade.adapters.hf.run import sparsify
 from saccade.checkpoints.load import ModelSource
 from saccade.decode.stats import RunStats
@@ -35,26 +36,50 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_model(tmp_path_factory.mktemp("model"), 400, layers=LAYERS, kv_heads=KV_HEADS)
 
 
-def settings_of(folder: Path, **changes: Any) -> SoakSettings:
-    chosen = {"policies": (CLUSTER, RESA), "prompt": 100, "tokens": 46, "block": 10, "window": 4}
-    chosen |= {"timed": True, "sets": True}
-    return SoakSettings(**{**chosen, "model": str(folder), "device": "cpu", "dtype": "auto", "threads": 1, **changes})
+def soaked(folder: Path, into: Path, *more: str, interrupted: bool = False) -> tuple[Result, dict[str, Any]]:
+    """What the command says, and what it has written."""
+    files, sizes = (into / "soak.json", into / "soak.svg"), "--prompt 100 --tokens 46 --block 10 --window 4".split()
+    asked = ("soak", "--model", folder, *sizes, "--policy", RESA, *more)
+    result = invoker(app)(*asked, "--json", files[0], "--picture", files[1])
+    return result, told(result, *files, interrupted=interrupted)
 
 
 @pytest.fixture(scope="module")
-def finished(folder: Path) -> dict[str, Any]:
-    job = SoakJob.check(settings_of(folder))
-    run = Soak(job)
-    units: list[str] = []
-    run.run(units.append)
-    assert len(units) == job.units == 20
-    results: dict[str, Any] = json.loads(json.dumps(run.results(), allow_nan=False))
-    return results
+def ran(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Result, dict[str, Any]]:
+    return soaked(folder, tmp_path_factory.mktemp("soak"), "--policy", CLUSTER)
+
+
+@pytest.fixture
+def finished(ran: tuple[Result, dict[str, Any]]) -> dict[str, Any]:
+    return ran[1]
+
+
+def test_tables_tell_of_all(ran: tuple[Result, dict[str, Any]]) -> None:
+    assert all(name in ran[0].stdout for name in ("ms per step", "keys and values", "Jaccard", "dense pass"))
+
+
+@pytest.mark.parametrize(("left_out", "blocks", "watched"), [("--no-sets", 5, 0), ("--no-timed", 0, 1)])
+def test_either_pass_can_be_left_out(folder: Path, tmp_path: Path, left_out: str, blocks: int, watched: int) -> None:
+    _, results = soaked(folder, tmp_path, left_out)
+    assert (len(results["blocks"]), len(results["steadiness"])) == (blocks, watched)
+
+
+def test_an_interrupted_run_is_readable(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    measured = Runner.block
+
+    def impatient(self: Runner, count: int) -> dict[str, Any]:
+        if self._done:
+            raise KeyboardInterrupt
+        return measured(self, count)
+
+    monkeypatch.setattr(Runner, "block", impatient)
+    _, results = soaked(folder, tmp_path, interrupted=True)
+    assert [row["step"] for row in results["blocks"]] == [10]
 
 
 def test_policies_take_turns_over_all_tokens(finished: dict[str, Any]) -> None:
     turns = [(row["step"], row["policy"].partition(":")[0]) for row in finished["blocks"]]
-    assert turns == [(step, name) for step in (10, 20, 30, 40, 46) for name in ("lychee_cluster", "resa")]
+    assert turns == [(step, name) for step in (10, 20, 30, 40, 46) for name in ("resa", "lychee_cluster")]
     assert all(row["context"] == 100 + row["step"] for row in finished["blocks"])
 
 
@@ -81,8 +106,8 @@ def test_dense_passes_are_timed_apart(finished: dict[str, Any]) -> None:
 
 
 def test_drift_is_told_of_every_policy(finished: dict[str, Any]) -> None:
-    cluster, resa = finished["drift"]
-    assert (cluster["policy"], resa["policy"]) == (CLUSTER, RESA)
+    resa, cluster = finished["drift"]
+    assert (resa["policy"], cluster["policy"]) == (RESA, CLUSTER)
     assert cluster["pass"] is None and resa["pass"] is not None
     # ReSA's set grows with the row; the cluster's does not, only its index.
     assert resa["expected"]["slope"] > cluster["expected"]["slope"] >= 0
@@ -99,15 +124,9 @@ def test_sets_are_watched_at_every_sparse_step(finished: dict[str, Any]) -> None
         assert min(series["jaccard"]) < 1
 
 
-def test_an_interrupted_run_is_readable(folder: Path) -> None:
-    def impatient(what: str) -> None:
-        raise KeyboardInterrupt
-
-    run = Soak(SoakJob.check(settings_of(folder)))
-    with pytest.raises(KeyboardInterrupt):
-        run.run(impatient)
-    results = run.results()
-    assert [row["step"] for row in results["blocks"]] == [10]
+def job_of(folder: Path) -> SoakJob:
+    sizes: dict[str, Any] = {"prompt": 100, "tokens": 46, "block": 10, "window": 4, "timed": True, "sets": True}
+    return SoakJob.check(SoakSettings(str(folder), (), **sizes, device="cpu", dtype="auto", threads=1))
 
 
 def watch(watched: Steadiness, spec: str, job: SoakJob, tokens: int) -> RunStats:
@@ -125,7 +144,7 @@ def watch(watched: Steadiness, spec: str, job: SoakJob, tokens: int) -> RunStats
 @pytest.mark.parametrize("spec", [CLUSTER, RESA, "quest:page=4,budget=32,dense_layers=1"])
 def test_watched_tokens_go_together_as_if_alone(folder: Path, spec: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The watched pass feeds several tokens a call; the sets must be those of single steps."""
-    job = SoakJob.check(settings_of(folder))
+    job = job_of(folder)
     series = []
     for together in (1, 32):
         monkeypatch.setattr(soak, "_TOGETHER", together)
@@ -158,7 +177,7 @@ def test_clusters_of_a_set_are_those_whose_chunks_it_holds(kind: type[ClusterSel
 @pytest.mark.parametrize("spec", ["lychee_cluster:budget=64", "lazy_clusters:budget=64", "quest:page=4,budget=32"])
 def test_what_is_always_attended_is_not_retrieved(folder: Path, spec: str) -> None:
     """Clusters are counted whichever index has them, sinks and buffer left out; random sets are of the same sizes."""
-    job, sizes = SoakJob.check(settings_of(folder)), list[tuple[int, int]]()
+    job, sizes = job_of(folder), list[tuple[int, int]]()
 
     class Watched(Steadiness):
         def _chosen(self, layer: int, span: Any, q: Any, kv: Any, selection: Any) -> Any:

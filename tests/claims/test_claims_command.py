@@ -61,26 +61,25 @@ CHOSEN = Test("right answers", "right", Group("tidal, chosen"), direction="below
 Claimed = Callable[..., None]
 
 
+def listed_as(file: Path, settings: Design, *tests: Test, number: str = "C0") -> Listed:
+    return Listed(number, file, replace(claim(), settings=settings, tests=tests))
+
+
 @pytest.fixture
-def listed(tmp_path: Path) -> Listed:
-    return replace_claim(Listed("C0", tmp_path / "c0_example.py", claim()), QUESTIONS, READ, RECALL)
+def claimed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Claimed:
+    """Makes it the only claim, of these settings and tests."""
 
+    def make(*told: Any) -> None:
+        monkeypatch.setattr(discovery, "found", lambda: {"C0": listed_as(tmp_path / "c0_example.py", *told)})
 
-def replace_claim(listed: Listed, settings: Design, *tests: Test) -> Listed:
-    return replace(listed, claim=replace(listed.claim, settings=settings, tests=tests))
+    return make
 
 
 @pytest.fixture(autouse=True)
-def only(listed: Listed, monkeypatch: pytest.MonkeyPatch) -> None:
+def only(claimed: Claimed, monkeypatch: pytest.MonkeyPatch) -> None:
     """One claim, criteria that are committed, and a ledger of its own."""
-    monkeypatch.setattr(discovery, "found", lambda: {"C0": listed})
+    claimed(QUESTIONS, READ, RECALL)
     monkeypatch.setattr(running, "criteria_commit", lambda *_: Commit("abc", "2026-01-01T00:00:00+00:00"))
-
-
-@pytest.fixture
-def claimed(listed: Listed, monkeypatch: pytest.MonkeyPatch) -> Claimed:
-    """Makes it a claim of other settings and tests."""
-    return lambda *told: monkeypatch.setattr(discovery, "found", lambda: {"C0": replace_claim(listed, *told)})
 
 
 def run(invoke: Invoke, model: Path, folder: Path, *more: object) -> tuple[Any, dict[str, Any]]:
@@ -129,21 +128,13 @@ def test_a_run_gives_verdict_picture_and_samples(model_folder: Path, ran: Path, 
 
 @pytest.mark.parametrize(
     ("settings", "tests"),
-    [
-        (QUESTIONS, (READ,)),
-        pytest.param(CONTINUATION, (WORSE, MASS), marks=walk),
-        pytest.param(ACCUMULATED, (GAP,), marks=walk),
-        pytest.param(GENERATION, (LONGER,), marks=walk),
-    ],
+    among(
+        [(QUESTIONS, (READ,)), (CONTINUATION, (WORSE, MASS)), (ACCUMULATED, (GAP,)), (GENERATION, (LONGER,))],
+        [(QUESTIONS, (READ,))],
+    ),
 )
 def test_an_interrupted_run_goes_on(
-    invoke: Invoke,
-    model_folder: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    claimed: Claimed,
-    settings: Design,
-    tests: tuple[Test, ...],
+    invoke: Invoke, model_folder: Path, tmp_path: Path, claimed: Claimed, settings: Design, tests: tuple[Test, ...]
 ) -> None:
     claimed(settings, *tests)
     add, samples = Ledger.add, tmp_path / "run" / "samples.jsonl"
@@ -153,10 +144,13 @@ def test_an_interrupted_run_goes_on(
         if len(self.records) == 2:
             raise KeyboardInterrupt
 
-    with monkeypatch.context() as patched:
-        patched.setattr(Ledger, "add", impatient)
-        done, found = run(invoke, model_folder, tmp_path / "run")
-        assert done.exit_code == 130 and "the same command goes on" in done.stdout and not found
+    def interrupted() -> tuple[Any, dict[str, Any]]:
+        with pytest.MonkeyPatch.context() as patched:
+            patched.setattr(Ledger, "add", impatient)
+            return run(invoke, model_folder, tmp_path / "run")
+
+    done, found = interrupted()
+    assert done.exit_code == 130 and "the same command goes on" in done.stdout and not found
     first = samples.read_text()
     done, found = run(invoke, model_folder, tmp_path / "run")
     assert done.exit_code == 0, done.output
@@ -164,9 +158,7 @@ def test_an_interrupted_run_goes_on(
     _, whole = run(invoke, model_folder, tmp_path / "whole")
     assert [test["value"] for test in found["tests"]] == [test["value"] for test in whole["tests"]]
     # Nothing is measured again.
-    with monkeypatch.context() as patched:
-        patched.setattr(Ledger, "add", impatient)
-        assert run(invoke, model_folder, tmp_path / "run")[0].exit_code == 0
+    assert interrupted()[0].exit_code == 0
 
 
 @pytest.mark.parametrize(
@@ -186,17 +178,15 @@ def test_further_designs_measure_shares(
 
 
 def test_answers_end_where_the_model_ends_them(
-    invoke: Invoke, model_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, listed: Listed
+    invoke: Invoke, model_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, claimed: Claimed
 ) -> None:
     """A model that says three words, a full stop, another word and its end, whatever it is asked."""
-    said = [7, 8, 9, 14, 7, 0]
     measures = {"tokens": 6.0, "ended": 1.0, "answer": 4.0, "right": 0.0}
-    replay = iter(said * 6 * 2 * 2)
+    replay = iter([7, 8, 9, 14, 7, 0] * 6 * 2 * 2)
     monkeypatch.setattr(
         Reader, "feed", lambda *_: torch.nn.functional.one_hot(torch.tensor(next(replay)), 2048).float()
     )
-    tests = [Test(name, name, Group("dense"), decides=name == "tokens") for name in measures]
-    monkeypatch.setattr(discovery, "found", lambda: {"C0": replace_claim(listed, GENERATION, *tests)})
+    claimed(GENERATION, *(Test(name, name, Group("dense"), decides=name == "tokens") for name in measures))
     done, found = run(invoke, model_folder, tmp_path / "run")
     assert done.exit_code == 0, done.output
     assert {test["effect"]: test["value"] for test in found["tests"]} == measures
@@ -236,17 +226,13 @@ def test_criteria_are_those_of_the_commit_that_samples_began_in(
     assert found["commit"] == "later"
 
 
-def test_another_run_s_folder_is_refused(
-    invoke: Invoke, model_folder: Path, ran: Path, monkeypatch: pytest.MonkeyPatch, listed: Listed
-) -> None:
-    other = replace_claim(listed, QUESTIONS, replace(READ, bound=-0.5))
-    with monkeypatch.context() as patched:
-        # Judging what one has seen by new criteria is what must not be.
-        patched.setattr(discovery, "found", lambda: {"C0": other})
-        done, _ = run(invoke, model_folder, ran)
-        assert done.exit_code == 2 and "holds a run with criteria=" in done.stderr
+def test_another_run_s_folder_is_refused(invoke: Invoke, model_folder: Path, ran: Path, claimed: Claimed) -> None:
     done, _ = run(invoke, model_folder, ran, "--draft")
     assert done.exit_code == 2 and "holds a run with draft=False, this one has True" in done.stderr
+    # Judging what one has seen by new criteria is what must not be.
+    claimed(QUESTIONS, replace(READ, bound=-0.5))
+    done, _ = run(invoke, model_folder, ran)
+    assert done.exit_code == 2 and "holds a run with criteria=" in done.stderr
 
 
 def test_a_run_is_recorded_where_it_is_asked_for(
@@ -266,11 +252,12 @@ def test_a_run_is_recorded_where_it_is_asked_for(
 
 @walk
 def test_all_go_on_after_one_that_cannot_be_run(
-    invoke: Invoke, model_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, listed: Listed
+    invoke: Invoke, model_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    absent = replace_claim(replace(listed, number="C1"), Measured("absent.json", "saccade bench", "passes"), READ)
-    monkeypatch.setattr(discovery, "found", lambda: {"C1": absent, "C0": listed})
+    absent, file = Measured("absent.json", "saccade bench", "passes"), tmp_path / "c0_example.py"
+    every = {"C1": listed_as(file, absent, READ, number="C1"), "C0": listed_as(file, QUESTIONS, READ)}
+    monkeypatch.setattr(discovery, "found", lambda: every)
     done = invoke("--all", "--model", model_folder, "--device", "cpu", "--workers", "1")
     assert done.exit_code == 0, done.output
     assert "C1: absent.json is not in docs/results; `saccade bench` makes it" in done.stdout
@@ -294,11 +281,16 @@ def test_all_may_run_side_by_side(invoke: Invoke, tmp_path: Path, monkeypatch: p
 
 
 def test_a_benchmark_s_file_is_judged(
-    invoke: Invoke, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, listed: Listed
+    invoke: Invoke, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, claimed: Claimed
 ) -> None:
     def row(variant: str, context: int, ms: float) -> dict[str, Any]:
         times = {"ms": ms, "ms_fast": 0.9 * ms, "ms_slow": 1.1 * ms, "speedup_over_best_dense": 8 / ms}
         return {"group": "hybrid", "variant": variant, "context": context, "batch": 1, **times}
+
+    def refusal(*given: str) -> str:
+        done = invoke("C0", *given, "--output-dir", tmp_path / "other")
+        assert done.exit_code == 2
+        return str(done.stderr)
 
     rows = [row("4 of 8 heads sparse", 16, 8), row("8 of 8 heads sparse", 16, 1), row("8 of 8 heads sparse", 32, 2)]
     where = {"device": "a GPU", "date": "2026-01-01T00:00:00+00:00"}
@@ -306,35 +298,20 @@ def test_a_benchmark_s_file_is_judged(
     monkeypatch.setattr(stored, "RESULTS", tmp_path)
     faster = Test("8 of 8", "speedup", Group("hybrid: 8 of 8*"), bound=7.0)
     file = Measured("file.json", "python -m benchmarks.gpu.kernels", "kernels")
-    monkeypatch.setattr(discovery, "found", lambda: {"C0": replace_claim(listed, file, faster)})
+    claimed(file, faster)
     done = invoke("C0", "--output-dir", tmp_path / "run")
     found = json.loads((tmp_path / "run" / "result.json").read_text())
     assert (found["verdict"], found["on"], found["n"]) == ("mixed", "a GPU", 2), done.output
     assert found["tests"][0]["points"][0][1] == 8 and found["environment"]["file"] == "file.json"
-    done = invoke("C0", "--model", "X", "--output-dir", tmp_path / "other")
-    assert done.exit_code == 2 and "is judged by docs/results/file.json alone" in done.stderr
-    monkeypatch.setattr(discovery, "found", lambda: {"C0": replace_claim(listed, replace(file, rules=(1,)), faster)})
-    done = invoke("C0", "--output-dir", tmp_path / "ruled")
-    assert done.exit_code == 2 and "file.json was made by other rules; make it again: python -m b" in done.stderr
+    assert "is judged by docs/results/file.json alone" in refusal("--model", "X")
+    claimed(replace(file, rules=(1,)), faster)
+    assert "file.json was made by other rules; make it again: python -m b" in refusal()
 
 
-@pytest.mark.parametrize(
-    ("arguments", "says"),
-    [
-        (("C99",), "there is no claim 'C99'; there are C0"),
-        (("c0", "--device", "quantum"), "'quantum'"),
-        (("nonsense",), "nonsense"),
-    ],
-)
-def test_bad_input_is_one_line_before_any_work(
-    fails: Fails, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, arguments: Any, says: str
-) -> None:
+def test_bad_input_is_one_line_before_any_work(fails: Fails, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    assert says in fails(*arguments)
-
-
-@pytest.mark.parametrize("given", [("--record",), ("--workers", "2"), ("--model", "X"), ("--device", "cpu", "C0")])
-def test_what_belongs_to_one_claim_is_not_taken_for_the_ledger(invoke: Invoke, given: tuple[str, ...]) -> None:
-    done = invoke(*given)
-    assert done.exit_code == 2
-    assert "stand behind the claim's number, or beside --all" in done.stderr
+    assert "there is no claim 'C99'; there are C0" in fails("C99")
+    assert "'quantum'" in fails("c0", "--device", "quantum")
+    assert "nonsense" in fails("nonsense")
+    for given in ("--record", "--workers 2", "--model X", "--device cpu C0"):
+        assert "stand behind the claim's number, or beside --all" in fails(*given.split())

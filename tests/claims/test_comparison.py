@@ -87,23 +87,6 @@ def test_nobody_calibrated_is_refused(fails: Fails, model_folder: Path, tmp_path
     assert "nobody has calibrated tidal:budget=48" in said
 
 
-@pytest.mark.parametrize(
-    ("given", "words"),
-    [
-        (("--task", "pass_key"), "--task 'pass_key' is not valid; kv, listing, passkey, records are"),
-        (("--task", "passkey", "--asked", "12"), "--asked 12: a text of 160 tokens has"),
-        (("--budgets", "48,160"), "--budgets 160 is not valid: it must be smaller than --context 160"),
-        (("--context", "100000"), "--context 100000: the model has"),
-        (("--budgets", "20"), "budget"),
-        (("--context", "120"), "--context 120 is not valid beside --plain: more than the 128 tokens decoded"),
-    ],
-)
-def test_bad_input_is_refused_before_any_work(
-    refused: Fails, model_folder: Path, given: tuple[str, ...], words: str, tmp_path: Path
-) -> None:
-    assert words in refused("compare", "--model", model_folder, *ASK, "--json", tmp_path / "rows.json", *given)
-
-
 def test_a_broken_file_of_results_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(stored, "RESULTS", tmp_path)
     for name, content in (
@@ -127,5 +110,7 @@ def test_pages_show_every_method_once_and_no_pair_of_quest_with_itself() -> None
     assert "less_quest" in rows["quest:budget=256,heads=query"] and "less_quest" not in rows["quest:budget=256"]
     (quest,) = (line for line in whole if line.startswith("| `quest` |"))
     assert quest.count("| - |") == 2 and "+0.000" not in quest
+    (all_read,) = (line for line in whole if line.startswith("| `dense` |"))
+    assert all_read.count("100.0%") == 2
     dense = next(row for row in results["rows"] if row["spec"] == "dense")
     assert f"{dense['right']:.2f}" in short[2] and f"{dense['n']} questions about {dense['texts']} texts" in short[-1]

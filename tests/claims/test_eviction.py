@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import sys
+from collections.abc import Callable
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -53,47 +54,47 @@ def test_prompts_are_the_questions_of_the_demo_in_the_columns_of_kvpress(
         assert f"The code of the {key} is {line['answer']}." in tokenizer.decode(line["context"])
 
 
-def test_answers_come_back_as_they_were_written(tmp_path: Path) -> None:
+@pytest.fixture
+def written(tmp_path: Path) -> Callable[..., Path]:
+    """A side's file of these records."""
+
+    def write(*records: dict[str, Any] | str) -> Path:
+        file = tmp_path / "answers.jsonl"
+        file.write_text("\n".join(one if isinstance(one, str) else json.dumps(one) for one in records))
+        return file
+
+    return write
+
+
+def record(said: Said, **changes: Any) -> dict[str, Any]:
+    return {**asdict(said.cell), "prompt": said.prompt, "read": said.read, "tokens": said.tokens, **changes}
+
+
+def test_answers_come_back_as_they_were_written(written: Callable[..., Path]) -> None:
+    """What is said before a refusal does not count."""
     said = [Said(DENSE, 1, 9.0, (5, 6)), Said(DENSE, 0, 8.5, (7,)), Said(SNAP, 0, 3.0, ()), Said(SNAP, 1, 3.0, (1,))]
     refused = Cell("DuoAttentionPress", "context", None)
-    records: list[dict[str, Any]] = [{"versions": {"kvpress": "1"}}, {"pipeline": {"same": 2}}]
-    records += [{**asdict(one.cell), "prompt": one.prompt, "read": one.read, "tokens": one.tokens} for one in said]
-    records.append({**asdict(refused), "refused": "no patterns"})
-    file = tmp_path / "answers.jsonl"
-    file.write_text("".join(json.dumps(record) + "\n" for record in records))
-    answers = read_answers(file, 2)
+    about = {"versions": {"kvpress": "1"}}, {"pipeline": {"same": 2}}
+    told = {**asdict(refused), "refused": "no patterns"}
+    answers = read_answers(written(*about, *map(record, said), record(Said(refused, 0, 1, (1,))), told), 2)
     assert list(answers.said) == said
     assert answers.refused == {refused: "no patterns"}
     assert answers.about == {"versions": {"kvpress": "1"}, "pipeline": {"same": 2}}
 
 
-def test_what_is_said_before_a_refusal_does_not_count(tmp_path: Path) -> None:
-    file = tmp_path / "answers.jsonl"
-    record = {**asdict(SNAP), "prompt": 0, "read": 1, "tokens": [1]}
-    file.write_text(json.dumps(record) + "\n" + json.dumps({**asdict(SNAP), "refused": "too short"}) + "\n")
-    answers = read_answers(file, 2)
-    assert answers.said == ()
-    assert answers.refused == {SNAP: "too short"}
-
-
-@pytest.mark.parametrize(
-    ("lines", "says"),
-    [
+def test_a_file_that_lacks_something_is_refused_in_one_line(written: Callable[..., Path]) -> None:
+    whole = record(Said(SNAP, 0, 1, (1,)))
+    for lines, says in (
         (["{"], "line 1 is no record"),
         (["[]", "3"], "line 2 is no record"),
-        ([json.dumps({"method": "TOVAPress", "protocol": "context", "prompt": 0})], "'budget'"),
-        ([json.dumps({**asdict(SNAP), "prompt": 0, "read": 1, "tokens": ["a"]})], "'a'"),
-        ([json.dumps({**asdict(SNAP), "prompt": 0, "read": 1, "tokens": [1]})], "answers 1 prompts; each of the 2"),
-        ([json.dumps({**asdict(SNAP), "prompt": 0, "read": 1, "tokens": [1]})] * 2, "SnapKVPress (context, budget 16)"),
-    ],
-)
-def test_a_file_that_lacks_something_is_refused_in_one_line(tmp_path: Path, lines: list[str], says: str) -> None:
-    file = tmp_path / "answers.jsonl"
-    file.write_text("\n".join(lines))
-    with pytest.raises(OutputError) as caught:
-        read_answers(file, 2)
-    assert says in str(caught.value)
-    assert "\n" not in str(caught.value)
+        ([{"method": "TOVAPress", "protocol": "context", "prompt": 0}], "'budget'"),
+        ([{**whole, "tokens": ["a"]}], "'a'"),
+        ([whole], "answers 1 prompts; each of the 2"),
+        ([whole, whole, {**whole, "prompt": 1}], r"SnapKVPress \(context, budget 16\) answers 3 prompts"),
+    ):
+        with pytest.raises(OutputError, match=says) as caught:
+            read_answers(written(*lines), 2)
+        assert "\n" not in str(caught.value)
 
 
 def test_joining_counts_right_answers_by_the_rule_of_the_demo(tokenizer: Any) -> None:
@@ -118,29 +119,26 @@ def test_agreement_compares_tokens_of_dense_attention() -> None:
             agreement(ours, some)
 
 
-@pytest.mark.parametrize("budget", [1, 16, 64, 256, 1000])
-def test_the_ratio_keeps_the_budget_as_kvpress_rounds(budget: int) -> None:
-    # kvpress/utils.py, compute_n_kept: max(1, int(k_len * (1 - compression_ratio))).
-    kept = {int(length * (1 - presses.ratio(budget, length))) for length in range(1000, 9000)}
-    assert kept == {budget}
+def test_the_ratio_keeps_the_budget_as_kvpress_rounds() -> None:
+    for budget in (1, 16, 64, 256, 1000):
+        # kvpress/utils.py, compute_n_kept: max(1, int(k_len * (1 - compression_ratio))).
+        kept = {int(length * (1 - presses.ratio(budget, length))) for length in range(1000, 9000)}
+        assert kept == {budget}
 
 
 @walk
 def test_a_question_read_densely_is_as_a_longer_context(model: Any, tokenizer: Any, prompts: list[Prompt]) -> None:
     # One whose sets depend on the text, one on positions, one on which steps were decoded.
     policies = [Policy.from_spec(spec) for spec in ("lychee_cluster:budget=64", "streaming:budget=8", "resa:rectify=4")]
-    asked = prompts[:2]
-    asking = Asking(model, tokenizer, asked, policies)
-    asking.run(lambda what: None)
-    longer = [replace(one, context=(*one.context, *one.question), question=()) for one in asked]
-    alone = Asking(model, tokenizer, longer, policies)
-    alone.run(lambda what: None)
-    found = {(one.cell, one.prompt): one for one in asking.said if one.cell.protocol == "query_aware"}
-    expected = {(one.cell, one.prompt): one for one in alone.said if one.cell.protocol == "query_aware"}
-    assert len(found) == 6
-    assert found == expected
-    decoded = {one.tokens for one in asking.said if one.cell.protocol == "decoding"}
-    assert decoded != {one.tokens for one in found.values()}
+    longer = [replace(one, context=(*one.context, *one.question), question=()) for one in prompts[:2]]
+    found, decoded = list[dict[tuple[Cell, int], Said]](), list[set[tuple[int, ...]]]()
+    for asked in (prompts[:2], longer):
+        asking = Asking(model, tokenizer, asked, policies)
+        asking.run(lambda what: None)
+        found.append({(one.cell, one.prompt): one for one in asking.said if one.cell.protocol == "query_aware"})
+        decoded.append({one.tokens for one in asking.said if one.cell.protocol == "decoding"})
+    assert len(found[0]) == 6 and found[0] == found[1]
+    assert decoded[0] != {one.tokens for one in found[0].values()}
 
 
 class Recent:
@@ -237,18 +235,20 @@ def stand_in(folder: Path, code: int = 0) -> Path:
     return path
 
 
+def run(invoke: Invoke, model: Path, folder: Path, code: int = 0) -> Any:
+    files = ("--output-dir", folder / "exchange", "--json", folder / "inner" / "eviction.json")
+    return invoke("eviction", "--kvpress", stand_in(folder, code), "--model", model, *SMALL, *files)
+
+
 def test_a_run_joins_both_sides(invoke: Invoke, model_folder: Path, tmp_path: Path) -> None:
-    files = ("--output-dir", tmp_path / "exchange", "--json", tmp_path / "inner" / "eviction.json")
-    result = invoke("eviction", "--kvpress", stand_in(tmp_path), "--model", model_folder, *SMALL, *files)
+    result = run(invoke, model_folder, tmp_path)
     assert result.exit_code == 0, result.output
     results = json.loads((tmp_path / "inner" / "eviction.json").read_text())
     cells = [(row["side"], row["method"], row["protocol"], row["budget"], row["n"]) for row in results["rows"]]
+    quest = [("saccade", "quest", name, budget, 3) for budget in (48, 64) for name in ("decoding", "query_aware")]
     assert cells == [
         ("saccade", "dense", "dense", None, 3),
-        ("saccade", "quest", "decoding", 48, 3),
-        ("saccade", "quest", "query_aware", 48, 3),
-        ("saccade", "quest", "decoding", 64, 3),
-        ("saccade", "quest", "query_aware", 64, 3),
+        *quest,
         ("kvpress", "dense", "dense", None, 3),
         ("kvpress", "TOVAPress", "context", 48, 3),
     ]
@@ -262,11 +262,9 @@ def test_a_run_joins_both_sides(invoke: Invoke, model_folder: Path, tmp_path: Pa
 
 @walk
 def test_a_failure_of_the_other_side_is_told(invoke: Invoke, model_folder: Path, tmp_path: Path) -> None:
-    files = ("--output-dir", tmp_path / "exchange", "--json", tmp_path / "eviction.json")
-    result = invoke("eviction", "--kvpress", stand_in(tmp_path, 3), "--model", model_folder, *SMALL, *files)
-    assert result.exit_code == 2
-    assert "kvpress's side ended with exit code 3" in result.stderr
-    assert (tmp_path / "eviction.json").read_text() == ""
+    result = run(invoke, model_folder, tmp_path, 3)
+    assert result.exit_code == 2 and "kvpress's side ended with exit code 3" in result.stderr
+    assert (tmp_path / "inner" / "eviction.json").read_text() == ""
 
 
 def test_the_published_results_are_whole() -> None:

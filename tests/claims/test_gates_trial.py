@@ -24,7 +24,6 @@ from claims.gates import choice as choice_module
 from claims.gates import job as job_module
 from claims.gates import page
 from claims.gates.choice import CHOICE, PUBLISHED, Choice
-from claims.gates.picture import trial_picture
 from claims.gates.variants import DIRECT_SHARE, DIRECTS, VARIANTS
 from claims.judging.claim import Claim
 from claims.judging.discovery import found
@@ -60,19 +59,23 @@ def read(folder: Path) -> dict[str, Any]:
 
 
 @pytest.fixture(scope="module")
-def trained(model_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def train(model_folder: Path) -> Invoke:
+    """A trial in a folder, with further options."""
+    run = invoker(app)
+    return lambda folder, *more: run("gates", "--model", model_folder, *SMALL, *more, "--output-dir", folder)
+
+
+@pytest.fixture(scope="module")
+def trained(train: Invoke, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A finished trial of four variants."""
     folder = tmp_path_factory.mktemp("trained")
-    result = invoker(app)("gates", "--model", model_folder, *SMALL, *FOUR, "--output-dir", folder)
+    result = train(folder, *FOUR)
     assert result.exit_code == 0, result.output
     return folder
 
 
-def test_a_trial_gives_traces_and_answers(
-    invoke: Invoke, model_folder: Path, trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    shutil.copytree(trained, tmp_path, dirs_exist_ok=True)
-    results = read(tmp_path)
+def test_a_trial_gives_traces(train: Invoke, trained: Path) -> None:
+    results = read(trained)
     assert results["complete"] and results["target"] == 2
     names = ("letter", "direct", "share", "code")
     assert [(run["variant"], run["seed"]) for run in results["runs"]] == [(name, 0) for name in names]
@@ -81,12 +84,17 @@ def test_a_trial_gives_traces_and_answers(
         assert run["trace"]["step"] == [0, 1, 4, 8, 12]
         assert run["trace"]["expected_l0"][-1] == pytest.approx(run["expected_l0"], rel=1e-5)
         assert (run["start"] > 0) == (run["variant"] != "direct")
-    assert ElementTree.fromstring((tmp_path / "gates.svg").read_text()).tag.endswith("svg")
-    before = (tmp_path / "training" / "share-0" / "steps.jsonl").read_bytes()
-    train = ("gates", "--model", model_folder, *SMALL, *FOUR, "--output-dir", tmp_path)
-    assert invoke(*train).exit_code == 0  # finished: nothing is trained again
-    assert (tmp_path / "training" / "share-0" / "steps.jsonl").read_bytes() == before
+    assert ElementTree.fromstring((trained / "gates.svg").read_text()).tag.endswith("svg")
+    log = trained / "training" / "share-0" / "steps.jsonl"
+    before = log.read_bytes()
+    assert train(trained, *FOUR).exit_code == 0  # finished: nothing is trained again
+    assert log.read_bytes() == before
 
+
+def test_roles_of_a_trial_are_asked_once(
+    invoke: Invoke, model_folder: Path, trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shutil.copy(trained / "gates.json", tmp_path)
     asked = {"context": 256, "texts": 2, "asked": 2, "budgets": (16,), "behind": 900}
     small = Choice((), near=99.0, target_heads=4, seeds=1, steps=12, **asked)
     monkeypatch.setattr(choice_module, "PUBLISHED", small)
@@ -110,49 +118,40 @@ def test_a_trial_gives_traces_and_answers(
 
 
 @walk
-def test_processes_change_nothing(invoke: Invoke, model_folder: Path, tmp_path: Path) -> None:
+def test_processes_change_nothing(train: Invoke, tmp_path: Path) -> None:
     """Two, each of one variant by two seeds, and one for both; none of this module's library, but all of it."""
-    small = (*SMALL, "--steps", "4", "--seeds", "2", "--workers", "2", "--variants", "letter,direct")
+    small = ("--steps", "4", "--seeds", "2", "--workers", "2", "--variants", "letter,direct")
     found = []
     for together in ("1", "2"):
-        folder = tmp_path / together
-        result = invoke("gates", "--model", model_folder, *small, "--together", together, "--output-dir", folder)
+        result = train(tmp_path / together, *small, "--together", together)
         assert result.exit_code == 0, result.output
-        found.append(read(folder)["runs"])
+        found.append(read(tmp_path / together)["runs"])
     assert found[0] == found[1] and len(found[0]) == 4
 
 
-@walk
-def test_what_was_trained_before_stays_in_the_file(
-    invoke: Invoke, model_folder: Path, trained: Path, tmp_path: Path
-) -> None:
+def test_what_was_trained_before_stays_in_the_file(train: Invoke, trained: Path, tmp_path: Path) -> None:
     whole = read(trained)
     environment = whole["environment"] | {"date": "2026-11-01T00:00:00+00:00"}
     before = [run for run in whole["runs"] if run["variant"] == "direct"]
     (tmp_path / "gates.json").write_text(json.dumps({**whole, "runs": before, "environment": environment}))
     shutil.copytree(trained / "training" / "letter-0", tmp_path / "training" / "letter-0")  # trained already
-    train = ("gates", "--model", model_folder, *SMALL, "--output-dir", tmp_path, "--variants", "letter")
-    assert invoke(*train).exit_code == 0
+    assert train(tmp_path, "--variants", "letter").exit_code == 0
     found = read(tmp_path)
     assert found["complete"]
     assert [run.pop("environment", {}).get("threads") for run in found["runs"]] == [None, 1]
     assert found["runs"] == [run for run in whole["runs"] if run["variant"] in ("letter", "direct")]
     assert found["environment"]["date"] == environment["date"], "the file is as old as its oldest run"
-
-
-def test_what_was_trained_otherwise_is_not_joined(fails: Fails, model_folder: Path, tmp_path: Path) -> None:
-    (tmp_path / "gates.json").write_text('{"runs": [{"variant": "direct"}], "model": "another"}')
-    train = ("gates", "--model", model_folder, *SMALL, "--output-dir", tmp_path, "--variants")
-    assert "holds gates trained with model 'another', not" in fails(*train, "letter")
+    (tmp_path / "gates.json").write_text(json.dumps({**whole, "model": "another"}))
+    assert "holds gates trained with model 'another', not" in train(tmp_path, "--variants", "letter").stderr
 
 
 @walk
 def test_what_was_cut_off_is_readable_and_goes_on(
-    invoke: Invoke, model_folder: Path, trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    train: Invoke, trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """And ends where a run did that trained others too."""
-    train = ("gates", "--model", model_folder, *SMALL, "--variants", "share", "--output-dir", tmp_path)
-    assert invoke(*train, "--minutes", "1e-9").exit_code == 0 and read(tmp_path)["runs"] == []
+    share = ("--variants", "share")
+    assert train(tmp_path, *share, "--minutes", "1e-9").exit_code == 0 and read(tmp_path)["runs"] == []
 
     def stop(self: Any) -> dict[str, Any]:
         raise KeyboardInterrupt
@@ -161,29 +160,25 @@ def test_what_was_cut_off_is_readable_and_goes_on(
         patch.setattr(job_module, "_KEEP", 0.0)
         first, results = iter([stop]), job_module.Trial.results
         patch.setattr(job_module.Trial, "results", lambda self: next(first, results)(self))
-        result = invoke(*train)
+        result = train(tmp_path, *share)
     # A record behind the tenth step comes later.
     results = told(result, tmp_path / "gates.json", tmp_path / "gates.svg", interrupted=True)
     assert [run["step"] for run in results["runs"]] == [8]
-    assert invoke(*train).exit_code == 0
-    (whole,) = (run for run in read(trained)["runs"] if (run["variant"], run["seed"]) == ("share", 0))
-    assert read(tmp_path)["runs"] == [whole]
+    assert train(tmp_path, *share).exit_code == 0
+    assert read(tmp_path)["runs"] == [run for run in read(trained)["runs"] if run["variant"] == "share"]
 
 
 def test_questions_that_need_no_text_are_left_out_of_a_file_alone(
-    invoke: Invoke, model_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    train: Invoke, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """And the trial's file says so."""
     left: list[Target] = []
     monkeypatch.setattr(Target, "without_known", lambda target, _: left.append(target) or target)
     (tmp_path / "task.jsonl").write_text('{"context": "Text. " , "question": "What?", "answer": "one"}')
-    train = ("gates", "--model", model_folder, *SMALL, "--variants", "letter", "--steps", "1")
-    made = invoke(*train, "--drop-known", "--output-dir", tmp_path / "made")
-    assert made.exit_code == 2 and "--drop-known is not valid with --task kv" in made.output
-    file = (*train, "--task", tmp_path / "task.jsonl", "--output-dir", tmp_path)
-    assert invoke(*file, "--drop-known").exit_code == 0
+    file = ("--variants", "letter", "--steps", "1", "--task", tmp_path / "task.jsonl")
+    assert train(tmp_path, *file, "--drop-known").exit_code == 0
     assert len(left) == 1 and read(tmp_path)["drop_known"] is True
-    assert "drop_known True, not None" in invoke(*file, "--variants", "share").output
+    assert "drop_known True, not None" in train(tmp_path, *file, "--variants", "share").output
 
 
 def test_files_that_hold_no_gates_of_the_model_are_refused(fails: Fails, model_folder: Path, tmp_path: Path) -> None:
@@ -225,26 +220,21 @@ def made_up(**changes: tuple[int, float]) -> dict[str, Any]:
     return {**about, "complete": False, "runs": runs, "answers": answers, "environment": where}
 
 
-@pytest.mark.parametrize(
-    ("changes", "wanted"),
-    [
-        ({}, None),
-        ({"letter": (4, 1.0)}, None),  # the paper's own is no exception
-        ({"letter": (3, 0.1)}, "letter"),
-        ({"loss": (3, 0.89)}, "loss"),
-        ({"loss": (3, 0.88)}, None),  # 0.98 of 0.9 is 0.882
-        ({"loss": (3, 0.88), "letter": (1, 0.1)}, "letter"),
-        ({"loss": (4, 1.0)}, None),
-        ({"loss": (2, 0.9), "share": (1, 0.91), "letter": (2, 1.0)}, "share"),
-        (dict.fromkeys(("share", "multiplier", "loss", "code"), (2, 0.9)), "loss"),
-        ({"code": (2, 0.9)}, "code"),
-    ],
-)
-def test_a_variant_stands_for_hardkuma_if_it_reaches_the_number_and_keeps_the_answers(
-    changes: dict[str, tuple[int, float]], wanted: str | None
-) -> None:
+def test_a_variant_stands_for_hardkuma_if_it_reaches_the_number_and_keeps_the_answers() -> None:
     """By its own heads, those above one half."""
-    assert CHOICE.chosen(made_up(**changes)) == wanted
+    equals = dict.fromkeys(("share", "multiplier", "loss", "code"), (2, 0.9))
+    told: list[tuple[str | None, dict[str, tuple[int, float]]]] = [
+        (None, {}),
+        (None, {"letter": (4, 1.0)}),  # the paper's own is no exception
+        ("letter", {"letter": (3, 0.1)}),
+        ("loss", {"loss": (3, 0.89)}),
+        ("letter", {"loss": (3, 0.88), "letter": (1, 0.1)}),  # 0.98 of 0.9 is 0.882
+        (None, {"loss": (4, 1.0)}),
+        ("share", {"loss": (2, 0.9), "share": (1, 0.91), "letter": (2, 1.0)}),
+        ("loss", equals),
+        ("code", {"code": (2, 0.9)}),
+    ]
+    assert [CHOICE.chosen(made_up(**changes)) for _, changes in told] == [wanted for wanted, _ in told]
 
 
 def test_a_seed_that_was_not_trained_to_the_end_does_not_count() -> None:
@@ -319,15 +309,6 @@ def test_no_text_that_judges_has_chosen(tokenizer: Any) -> None:
     assert set(every.values()) == {1}
 
 
-@walk
-def test_a_picture_has_a_row_of_each_variant() -> None:
-    some = {**made_up(), "runs": made_up()["runs"][:3]}
-    picture = trial_picture(some)
-    assert ElementTree.fromstring(picture).tag.endswith("svg") and picture == trial_picture(some)
-    assert len(trial_picture(made_up())) > len(picture)
-    assert trial_picture({**made_up(), "runs": []})
-
-
 def test_the_page_tells_where_seeds_have_ended_and_what_answers_roles_keep() -> None:
     results = made_up(share=(2, 0.9))
     results["runs"][-7]["step"] = 7
@@ -384,19 +365,12 @@ def test_roles_of_any_number_of_heads_are_asked_beside_other_policies(study: Stu
     assert design.conditions(study)["file"] == "gates.json"
 
 
-def test_where_no_gates_stand_for_the_papers_there_is_no_verdict(study: Study, tmp_path: Path) -> None:
-    """And what stands beside has its figures."""
-    claim = found()["C13"].claim
-    judged = {}
-    for name, content in {"near": made_up(share=(2, 0.9)), "far": made_up()}.items():
-        hold(study, tmp_path, content)
-        judged[name] = judge(claim, Trained("gates.json", MADE_UP).run(study, lambda _: None))
-    near, far = judged["near"], judged["far"]
-    assert [one.verdict for one in near.premises] == ["holds"] and near.outcomes[0].effect.value == 0.0
+def test_where_no_gates_stand_for_the_papers_what_stands_beside_has_its_figures(study: Study, tmp_path: Path) -> None:
+    hold(study, tmp_path, made_up())
+    far = judge(found()["C13"].claim, Trained("gates.json", MADE_UP).run(study, lambda _: None))
     assert [one.verdict for one in far.premises] == ["refuted"] and far.verdict == "cannot be told"
     assert far.power.startswith("whether HardKuma gates of a variant open as many heads as wanted, within one,")
-    for one in far.outcomes:
-        assert (one.effect.value is None) == one.test.decides
+    assert all((one.effect.value is None) == one.test.decides for one in far.outcomes)
     design = Retrieving("gates.json", (4,), (16,), (), (200, 200), texts=2, asked=2, choice=MADE_UP)
     values = {one.arm: one.values for one in design.run(study, lambda _: None)}
     told = [values[f"{gates} 4, seed 0, budget 16"]["right"] for gates in ("hardkuma", "letter", "direct")]

@@ -128,10 +128,13 @@ def test_divergence_is_that_of_dense_from_a_case() -> None:
     one._record(Case(64, None, None, DENSE, None), passages, dense, tokens)
     one._record(case, passages, other, tokens)
     one._record(replace(case, setting=SPARSE_ONLY), passages, other, tokens)
-    found = {(held.setting, passage.number): values.get("divergence") for held, passage, values in one.by_passage()}
+    told = {(held.setting, passage.number): values for held, passage, values in one.by_passage()}
+    found, right = ({at: values.get(name) for at, values in told.items()} for name in ("divergence", "right"))
     for row in range(2):
         p, q = (numpy.exp(numpy.float64(logits[row].numpy())) for logits in (dense, other))
         p, q = p / p.sum(-1, keepdims=True), q / q.sum(-1, keepdims=True)
+        above = (dense[row] > dense[row, :, :1]).sum(-1)
+        assert right[DENSE, row] == pytest.approx(float((above < 3).double().mean())), "the target is token 0"
         assert found[case.setting, row] == pytest.approx((p * numpy.log(p / q)).sum(-1).mean(), rel=1e-5)
         assert found[DENSE, row] is None and found[SPARSE_ONLY, row] is None
 
