@@ -11,7 +11,7 @@ from typing import Any
 
 from .evaluate import CONTEXTS, WANTED
 from .export import RECORD
-from .packages import HELD_OUT, LEFT_OUT, STANDARD_LIBRARY
+from .packages import HELD_OUT
 from .windows import POSITIONS
 
 EVALUATION, CARD = "evaluation.json", "README.md"
@@ -28,11 +28,12 @@ _HEAD = """
 library_name: transformers
 pipeline_tag: text-generation
 language: code
+license: apache-2.0
 ---
 # The code model
 
-A small Qwen3 language model of Python sources. It is the second instrument of this project, beside the bundled model:
-no task was taught, and what it knows of a long context is what plain next-token prediction gives. No part of the wheel.
+A small Qwen3 language model of Python sources, an instrument beside the bundled model. It was taught no task: what it
+knows of a long context is what next-token prediction gives. It is no part of the wheel.
 """
 
 
@@ -42,63 +43,52 @@ def _table(head: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:
 
 
 def _shape(made: dict[str, Any], config: dict[str, Any]) -> str:
-    heads = f"{config['num_attention_heads']} query / {config['num_key_value_heads']} KV heads of {config['head_dim']}"
+    queries, pairs = config["num_attention_heads"], config["num_key_value_heads"]
+    heads = f"{queries} query and {pairs} KV heads of {config['head_dim']}"
     sizes = f"{config['num_hidden_layers']} layers, hidden {config['hidden_size']}"
     feed_forward = f"feed-forward {config['intermediate_size']}"
     longest = max(stage["length"] for stage in made["stages"] if stage["tokens"])
     rows = [
-        ("Architecture", f"`Qwen3ForCausalLM`, {sizes}, {feed_forward}, {heads}, tied embeddings"),
-        ("Parameters", f"{made['parameters']:,}, {2 * made['parameters'] / 1e6:.2f} MB in bfloat16"),
+        ("Architecture", f"`Qwen3ForCausalLM`, {sizes}, {feed_forward}, {heads}"),
+        ("Parameters", f"{made['parameters']:,}, embeddings tied, {2 * made['parameters'] / 1e6:.2f} MB in bfloat16"),
         ("Positions", f"{config['max_position_embeddings']:,}; trained to {longest:,} tokens"),
         ("Tokenizer", f"byte-level BPE, {config['vocab_size']:,} entries, no unknown token; digits in pairs"),
+        ("Licence", "Apache-2.0, as saccade"),
     ]
     return _table(("", ""), rows)
 
 
 def _training(made: dict[str, Any]) -> str:
     rows = [
-        (
-            stage["name"], f"{stage['steps']:,}", f"{stage['rows']} × {stage['length']:,}", f"{stage['tokens']:,}",
-            *(f"{first:g} → {last:g}" for first, last in (stage["muon"], stage["adam"])), stage["last_loss"] or "–",
-        )
+        (stage["name"], f"{stage['steps']:,}", f"{stage['rows']} × {stage['length']:,}", stage["last_loss"] or "–")
         for stage in made["stages"]
-    ]  # fmt: skip
-    head = ("stage", "steps", "rows × tokens", "tokens", "Muon", "AdamW", "loss at its end")
+    ]
     devices = ", ".join(dict.fromkeys(sitting["device"] for sitting in made["sittings"]))
     state = "" if made["step"] == made["of"] else f" **Unfinished: {made['step']:,} of {made['of']:,} steps.**"
     asked = f"--seed {made['seed']} --factor {made['factor']:g}"
     amount = f"{made['step']:,} steps, {made['tokens']:,} tokens, {made['epochs']:g} times the training text"
-    took = f"{made['seconds'] / 60:.1f} minutes and {len(made['sittings'])} sitting(s) on {devices}"
-    looks = ", ".join(f"{int(step):,}: {loss:.3f}" for step, loss in made["held_out_losses"].items())
     return f"""
 ## Training
-`python -m testbed.code.train --data DIR --out DIR {asked}`, from random weights
-(standard initialisation): {amount}, in {took}.{state}
-The factor is how much longer or shorter than the estimate in `recipe.py` the run was, as measured at its start. Muon on
-matrices, AdamW on embeddings and norms, bfloat16 autocast. GPU arithmetic makes a repetition similar, not identical.
+`python -m testbed.code.train --data DIR --out DIR {asked}` trains it from random weights:
+{amount}, in {made["seconds"] / 60:.1f} minutes on {devices}.{state}
+GPU arithmetic makes a repetition similar, not identical. `{RECORD}` has the learning rates, the losses on
+held-out text, and the versions of all packages.
 
-{_table(head, rows)}
-
-Mean loss of the last 2,048 tokens of all held-out stretches after so many steps (nothing was chosen by it):
-{looks or "not measured"}.
+{_table(("stage", "steps", "rows × tokens", "loss at its end"), rows)}
 """
 
 
 def _data(data: dict[str, Any]) -> str:
-    known = data["versions"]
-    named = ", ".join(f"{name} {known[name]}" if name in known else name for name in data["packages"])
-    left_out = "; ".join(f"{names} ({why})" for names, why in LEFT_OUT.items())
-    held_out = ", ".join(f"{name} {known.get(name, '')}".strip() for name in HELD_OUT)
+    held_out = ", ".join(f"{name} {data['versions'].get(name, '')}".strip() for name in HELD_OUT)
     return f"""
 ## Data
-{data["files"]:,} Python files, {data["characters"]:,} characters, {data["tokens"]:,} tokens: sources and docstrings of
-{named}; `{STANDARD_LIBRARY}` is the standard library. Files follow one another in path order, and a row never reaches
-into another package. Of a large package the first files are taken. Left out: tests and vendored copies, generated files
-and tables, what is there already; {left_out}.
+{data["files"]:,} Python files of the standard library and {len(data["packages"]) - 1} packages,
+{data["tokens"]:,} tokens: `testbed/code/packages.py` names them, and what was left out.
 
-**Held out, whole packages:** {held_out}, and one module of the standard library in ten. Training files of which a
-quarter of the long lines stand in held-out files were left out too. So the texts of the claims ("sources of installed
-packages", "held-out library") were not trained on.
+**Held out:** {held_out}, whole,
+and one module of the standard library in ten. Training files of which a quarter of the long lines stand in held-out
+files were left out too. So the texts of the claims ("sources of installed packages", "held-out library") were not
+trained on.
 """
 
 
@@ -109,19 +99,18 @@ def _figure(found: dict[str, Any]) -> str:
 
 def _worth(found: dict[str, Any]) -> str:
     contexts = [str(context) for context in CONTEXTS]
-    names = {"all": "all", "own": "files with 8,192 tokens before the targets"}
+    names = {"all": "all", "own": "8,192 tokens before"}
     rows = [
-        (names.get(name, name), part["files"], *(_figure(part["loss"][context]) for context in contexts),
-         *(_figure(part["ratio"][context]) for context in contexts[1:]))
+        (names[name], part["files"], *(_figure(part["loss"][context]) for context in contexts))
         for name, part in found["summary"].items()
+        if name in names
     ]  # fmt: skip
-    head = ("files of", "n", *(f"loss, {int(c):,}" for c in contexts), *(f"{int(c):,} / 512" for c in contexts[1:]))
-    how = f"{found['intervals']}, a text being a file; {found['dtype']}, {found['device']}"
+    head = ("files of", "n", *(f"loss, {int(c):,}" for c in contexts))
     return f"""
 ## What a longer context is worth
-Loss (nats per token) on the same {found["targets"]} tokens of each held-out file with so many tokens of context, and
-its ratio to the loss with 512; {how}.
-`python -m testbed.code.evaluate --model testbed/code/code_model --data DIR --out FILE` makes this table.
+Loss (nats per token) on the same {found["targets"]} tokens of each held-out file with so many tokens of context, with a
+95% interval by file; {found["dtype"]}, {found["device"]}. `{EVALUATION}` has each package.
+`python -m testbed.code.evaluate --model testbed/code/code_model --data DIR --out FILE` makes it.
 
 {_table(head, rows)}
 """
@@ -133,10 +122,10 @@ def _limits(made: dict[str, Any], found: dict[str, Any]) -> str:
     told = ("it is" if reached else "it is **not**, or not surely,") + f" {_figure(ratio)}"
     return f"""
 ## Limits
-- Wanted was a loss with 8,192 tokens of context at least {1 - WANTED:.0%} below that with 512: {told}.
-- It saw its texts {made["epochs"]:g} times: what it says of them is partly remembered. Judge it by held-out text only.
-- It answers no questions, and was trained on Python alone. Nothing beyond {POSITIONS:,} tokens.
-- One seed.
+- Wanted was a loss with 8,192 tokens of context at least {1 - WANTED:.0%}
+  below that with 512: {told} times it.
+- It saw its texts {made["epochs"]:g} times and partly remembers them: judge it by held-out text only.
+- It answers no questions, knows Python alone, and nothing beyond {POSITIONS:,} tokens. One seed.
 """
 
 

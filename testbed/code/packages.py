@@ -56,10 +56,7 @@ TRAINING = (
 )
 """Whole packages of the training text, in its order."""
 
-LEFT_OUT = {
-    "torchgen, functorch, mpl_toolkits": "parts of held-out packages under another name",
-    "openai, anthropic, mcp_types": "clients written by a generator",
-    "chardet, backrefs, pymdownx, wcwidth, idna, babel, regex": "mostly tables",
-    "packages of less than about 60,000 characters": "shorter than a window of the longest stage",
-}
-"""What is not in the training text though it is installed, and why."""
+# Left out though they are installed: parts of held-out packages under another name (torchgen, functorch, mpl_toolkits);
+# clients written by a generator (openai, anthropic, mcp_types); what is mostly tables (chardet, backrefs, pymdownx,
+# wcwidth, idna, babel, regex); packages of less than about 60,000 characters, which are shorter
+# than a window of the longest stage.
