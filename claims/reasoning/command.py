@@ -6,7 +6,7 @@ from typing import Annotated, Any
 
 import typer
 
-from saccade.cli.options import JsonFile, Seed, words
+from saccade.cli.options import JsonFile, Memory, Seed, words
 
 POLICIES, BUDGETS, SEED = ("less_is_more", "tidal:heads=query", "quest:heads=query"), "64,128,256", 20
 """What claims rest on."""
@@ -19,6 +19,7 @@ def reasoning(
     ] = None,
     budgets: Annotated[str, words("N,N", "Budgets in tokens.")] = BUDGETS,
     seed: Seed = SEED,
+    memory: Memory = 0.9,
     json: JsonFile = None,
 ) -> None:
     """Ask problems in vLLM; those that dense attention answers rightly, in 400 to 2,000 tokens, under every policy.
@@ -35,5 +36,5 @@ def reasoning(
     from .table import reasoning_table
 
     quiet_libraries()
-    job: Any = Reasoning.check(model, policy or POLICIES, budgets, seed)  # runs as a GridJob does, on no grid
+    job: Any = Reasoning.check(model, policy or POLICIES, budgets, seed, memory)  # runs as a GridJob does, on no grid
     time_and_show(job, reasoning_table, json)

@@ -45,20 +45,23 @@ class Reasoning:
     problems: tuple[Asked, ...]
     seed: int
     rules: tuple[Any, ...]
+    memory: float
     notes: tuple[str, ...] = ()
 
     @classmethod
-    def check(cls, model: str, named: Sequence[str], budgets: str, seed: int) -> Reasoning:
+    def check(cls, model: str, named: Sequence[str], budgets: str, seed: int, memory: float) -> Reasoning:
         """Resolve settings, or raise a SaccadeError about the first that is not valid."""
         if find_spec("vllm") is None:
             raise SaccadeError(INSTALL)
+        if not 0 < memory < 1:
+            raise SaccadeError(f"memory={memory} is not valid: a share of the device's, such as 0.9")
         study, sizes = Study(model, Path()), whole_numbers("budget", budgets, at_least=1)
         specs = [f"{one}{',' if ':' in one else ':'}budget={size}" for one in named for size in sizes]
         policies = {str(policy): policy for policy in study.policies(specs).values()}
         if rectified := [name for name, policy in policies.items() if policy.rectify is not None]:
             raise SaccadeError(f"policy {rectified[0]} is not valid here: what rectifies is not asked")
         problems = tuple((one, _tokens(study, one)) for one in problems_of(EACH, seed))
-        made = cls(study, policies, problems, seed, (*RULES, tuple(named), budgets, seed))
+        made = cls(study, policies, problems, seed, (*RULES, tuple(named), budgets, seed), memory)
         if made.longest > study.subject.positions:
             told = f"{made.longest} tokens, problem and answer"
             raise DocumentError(f"{told}: the model has {study.subject.positions} positions")
@@ -122,7 +125,8 @@ class Reasoning:
         told: dict[str, Any] = {"model": self.study.model, "dtype": self.study.subject.dtype_name, "seed": self.seed}
         if policy is not None:
             told |= {"additional_config": {KEY: ServeOptions(policy).to_dict()}, "attention_backend": "CUSTOM"}
-        llm = vllm.LLM(max_num_seqs=ROWS, max_model_len=self.longest, **told)
+        sizes = {"max_num_seqs": ROWS, "max_model_len": self.longest, "gpu_memory_utilization": self.memory}
+        llm = vllm.LLM(**sizes, **told)
         try:
             yield llm
         finally:

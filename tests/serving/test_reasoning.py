@@ -44,7 +44,7 @@ def test_long_right_answers_are_asked_again(monkeypatch: pytest.MonkeyPatch, tmp
     monkeypatch.setattr(Reasoning, "_engine", engine)
     asked = tuple((Problem(f"sum {n}", "2 + 2?", lambda said: float(said == "4")), [n]) for n in range(400))
     policies = Study(None, tmp_path).policies((*SPARSE, PLAIN))
-    results = Reasoning(Study(None, tmp_path), policies, asked, 0, RULES).run(lambda *_: None)
+    results = Reasoning(Study(None, tmp_path), policies, asked, 0, RULES, 0.5).run(lambda *_: None)
     able = [number for number in range(100, 400) if number % 3 and number % 5]
     assert results["qualified"] == len(able) == 160
     samples = {(sample.text, sample.arm): sample.values for sample in read(results)}
@@ -59,6 +59,11 @@ def test_long_right_answers_are_asked_again(monkeypatch: pytest.MonkeyPatch, tmp
     assert claim is not None and judge(claim, read(results)).verdict == "holds"
     assert claim.settings.rules == (*RULES, POLICIES, BUDGETS, SEED), "what chooses problems is among the criteria"
     assert judge(claim, read(results | {"qualified": 99})).verdict == "cannot be told"
+
+
+def test_a_share_of_memory_is_one() -> None:
+    with pytest.raises(SaccadeError, match=r"memory=1\.0 is not valid: a share of the device's"):
+        Reasoning.check("nowhere", POLICIES, BUDGETS, SEED, 1.0)
 
 
 def test_without_problems_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
