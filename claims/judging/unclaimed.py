@@ -10,7 +10,7 @@ _METHOD = "they show how the method works"
 _BENCHMARK = "scores of published models, none of which can be had where this is built; `lm_eval` runs such tasks"
 _ABOVE = "no claim says whether sparse is above dense: C31 is withdrawn"
 _UNBUILT = "no policy of saccade"
-_SERVED = "steps of a whole model are in [vLLM](vllm.md#on-a-gpu), against stock vLLM"
+_SERVED = "steps of a whole model are in [vLLM](vllm_gpu.md), against stock vLLM"
 
 UNCLAIMED: Mapping[str, Mapping[str, str]] = {
     TIDAL: {

@@ -11,6 +11,8 @@ from test_one_engine import STEPS, expected_of
 
 from own_index import BUDGET, MODULE, NAMES
 from own_method import installed
+from saccade.adapters.vllm.server.serve import RefusedError, prepare
+from saccade.selection.scorers.exact import ExactScorer
 
 LENGTHS = (250, 251, 252, 249, 64)
 
@@ -38,3 +40,10 @@ def test_tokens_are_those_of_the_transformers_adapter(
         turn = [*asked[0], *expected[0], *asked[1][:40]]
         assert answers(engine, [turn], greedy(STEPS))[0].tokens == expected_of(spec, [turn])[0]
         assert preempted
+
+
+def test_an_index_of_pages_that_is_no_bounds_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """vLLM's pages have room for bounds alone, so that nobody would ever make or update it."""
+    monkeypatch.setattr(ExactScorer, "new_index", lambda self, kv: object())
+    with pytest.raises(RefusedError, match="exact_topk:budget=64 keeps something of pages other than bounds"):
+        prepare([], policy="exact_topk:budget=64")

@@ -15,7 +15,7 @@ from ...methods.policy import Policy
 from ...plans.plan import Plan
 from ...plans.rectify import Rectify
 from ...recipes.kept import lacks_layer
-from ...types import CHUNKED, FULL, SLIDING
+from ...types import CHUNKED, FULL, SLIDING, KVView, Rows
 from .cache_dtype import FP8, VALID, bounds_bytes, number_type, reasons_against_dtype
 from .lossless import unmet_by_drafts
 from .options import CAPTURED, CYCLES, ServeOptions, shape_of
@@ -159,6 +159,11 @@ def _fit(vllm_config: Any, options: ServeOptions) -> list[str]:
             "chunks of text need the tokens, which model runner V1 has too late when it schedules asynchronously: pass "
             "--no-async-scheduling, or set VLLM_USE_V2_MODEL_RUNNER=1"
         )
+    if page is None and plan.selector is not None and plan.selector.new_index(_one_token(plan)) is not None:
+        reasons.append(
+            f"policy {options.policy} keeps something of pages other than bounds of their keys, for which vLLM's cache "
+            "has no room: an index of its own must lie in slots (docs/method.md)"
+        )
     held = vllm_config.cache_config.cache_dtype
     if plan.owns_index and held in FP8:
         reasons.append(f"kv_cache_dtype={held}: {options.policy} keeps means in the cache's dtype; do not quantise it")
@@ -168,6 +173,12 @@ def _fit(vllm_config: Any, options: ServeOptions) -> list[str]:
             "VLLM_USE_V2_MODEL_RUNNER=0, or rectify=none"
         )
     return reasons
+
+
+def _one_token(plan: Plan) -> KVView:
+    """A cache of a layer with one token."""
+    k = torch.zeros((1, 1, len(plan.roles.layers[plan.roles.concerned[0]]), 16), device="cpu")
+    return KVView(k, k, Rows.on_host(torch.zeros((1, 1), dtype=torch.int32, device="cpu"), [0], [1]))
 
 
 def _early(vllm_config: Any, options: ServeOptions, plan: Plan) -> list[str]:
