@@ -32,8 +32,8 @@ license: apache-2.0
 ---
 # The code model
 
-A small Qwen3 language model of Python sources, an instrument beside the bundled model. It was taught no task: what it
-knows of a long context is what next-token prediction gives. It is no part of the wheel.
+A small Qwen3 language model of Python sources, an instrument beside the bundled model. It was taught no task, only
+next-token prediction. It is no part of the wheel.
 """
 
 
@@ -53,7 +53,7 @@ def _shape(made: dict[str, Any], config: dict[str, Any]) -> str:
         ("Parameters", f"{made['parameters']:,}, embeddings tied, {2 * made['parameters'] / 1e6:.2f} MB in bfloat16"),
         ("Positions", f"{config['max_position_embeddings']:,}; trained to {longest:,} tokens"),
         ("Tokenizer", f"byte-level BPE, {config['vocab_size']:,} entries, no unknown token; digits in pairs"),
-        ("Licence", "Apache-2.0, as saccade"),
+        ("Licence", "Apache-2.0"),
     ]
     return _table(("", ""), rows)
 
@@ -71,8 +71,8 @@ def _training(made: dict[str, Any]) -> str:
 ## Training
 `python -m testbed.code.train --data DIR --out DIR {asked}` trains it from random weights:
 {amount}, in {made["seconds"] / 60:.1f} minutes on {devices}.{state}
-GPU arithmetic makes a repetition similar, not identical. `{RECORD}` has the learning rates, the losses on
-held-out text, and the versions of all packages.
+GPU arithmetic makes a repetition similar, not identical. `{RECORD}` has learning rates, losses on held-out text,
+and package versions.
 
 {_table(("stage", "steps", "rows × tokens", "loss at its end"), rows)}
 """
@@ -87,8 +87,7 @@ def _data(data: dict[str, Any]) -> str:
 
 **Held out:** {held_out}, whole,
 and one module of the standard library in ten. Training files of which a quarter of the long lines stand in held-out
-files were left out too. So the texts of the claims ("sources of installed packages", "held-out library") were not
-trained on.
+files were left out too. So the claims' texts ("sources of installed packages", "held-out library") are new to it.
 """
 
 
@@ -108,9 +107,9 @@ def _worth(found: dict[str, Any]) -> str:
     head = ("files of", "n", *(f"loss, {int(c):,}" for c in contexts))
     return f"""
 ## What a longer context is worth
-Loss (nats per token) on the same {found["targets"]} tokens of each held-out file with so many tokens of context, with a
-95% interval by file; {found["dtype"]}, {found["device"]}. `{EVALUATION}` has each package.
-`python -m testbed.code.evaluate --model testbed/code/code_model --data DIR --out FILE` makes it.
+Loss (nats per token) on the same {found["targets"]} tokens of each held-out file, by tokens of context, with a 95%
+interval by file; {found["dtype"]}, {found["device"]}. `python -m testbed.code.evaluate --model testbed/code/code_model
+--data DIR --out FILE` makes `{EVALUATION}`, which has each package.
 
 {_table(head, rows)}
 """
