@@ -48,7 +48,7 @@ ALLOWANCES: tuple[tuple[str, int, int], ...] = (
     ("lines of tests", 400, 49),
     ("cases of make test and make walk", 20, 49),
     ("words by hand, the log left out", 600, 49),
-    ("lines of Python in src", 76, 50),
+    ("lines of Python in src", 100, 50),
     ("lines of tests", 599, 50),
     ("cases of make test and make walk", 12, 50),
     ("words by hand, the log left out", 395, 50),

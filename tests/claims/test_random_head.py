@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 
 import claims  # noqa: F401  # registers the method
 import saccade
-from methods import oracles
 from methods.harness import Decoder
 from methods.layouts import Batch
 from methods.oracles_composed import Cut, always, by_roles, persistent, top_k
+from oracles import raw_scores
 from saccade.types import ModelShape
 
 
@@ -53,7 +53,7 @@ def test_sets_are_those_of_one_head(
 
     def choose(layer: int, q: Any, k: Any) -> list[Cut]:
         length = k.shape[1]
-        scores = oracles.token_scores(q, k)[drawn_head(length, group) :: group]
+        scores = raw_scores(q, k, "each")[drawn_head(length, group) :: group]
         return [top_k(budget, **frame)(row, length, 1) for row in scores for _ in range(group)]
 
     for _ in range(3):
