@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 import torch
 from cuda_engine import HEAD_DIM, KV_HEADS, LAYERS, QUERY_HEADS, CudaEngine, Row, to_fp8
+from cuda_requests import PAGES, QKV, REUSED_PAGES, Requests
 from engines import force_own_path
-from test_cuda_path import PAGES, QKV, REUSED_PAGES, Requests
 from torch import Tensor
 from vllm.platforms.interface import DeviceCapability
 from vllm.v1.attention.backends import flash_attn
