@@ -30,29 +30,40 @@ from saccade.adapters.vllm.scheduler.rectifying import AheadScheduler
 from saccade.plans.rectify import Rectify
 from walking import in_turn
 
+STOCK = {"scheduler_cls": None}
 
-def second_turn(policy: str, covered: int, first: int, tokens: int, **params: Any) -> tuple[int, list[int]]:
-    """How many tokens of the first turn the second finds in the prefix cache, and that whole first turn."""
-    engine = Engine(policy, covered=covered)
-    request = engine.add("first", prompt(first), tokens, params=params)
+
+def found(policy: str, covered: int, first: int, tokens: int, params: Any = None, **how: Any) -> int:
+    """How many tokens of the first turn the second finds in the prefix cache."""
+    engine = Engine(policy, covered=covered, **how)
+    request = engine.add("first", prompt(first), tokens, params=params or {})
     engine.finish()
-    text = [*request.all_token_ids, 7, 8, 9]
-    engine.add("second", text, 5)
+    engine.add("second", [*request.all_token_ids, 7, 8, 9], 5)
     engine.finish()
-    return engine.worker.found["second"], text
+    return engine.worker.found["second"]
 
 
-@pytest.mark.parametrize(("first", "tokens"), [(9, 1), (10, 31), (12, 32), (16, 16)])
-def test_a_second_turn_finds_what_is_clean(first: int, tokens: int) -> None:
-    """The worker checks every slot that a request is given; here: that it is given all of them."""
-    last = first + tokens - 1
-    assert second_turn("quest:budget=16", 0, first, tokens)[0] == first // BLOCK * BLOCK
-    assert second_turn("quest:budget=16", 17, first, tokens)[0] == min(max(first, 17), last) // BLOCK * BLOCK
-    assert second_turn("dense", 512, first, tokens)[0] == last // BLOCK * BLOCK
-    assert second_turn("quest:budget=16", 0, first, tokens, extra_args=OFF)[0] == last // BLOCK * BLOCK
+@pytest.mark.parametrize(
+    ("first", "tokens", "how"),
+    [(9, 1, {}), (10, 31, STOCK), (12, 32, {**STOCK, "v2": True}), (16, 16, {**STOCK, "v2": True, "ahead": True})],
+)
+def test_a_second_turn_finds_what_is_clean(first: int, tokens: int, how: dict[str, Any]) -> None:
+    """The worker checks every slot that a request is given; here: that it is given all of them.
+
+    Without rectification any scheduler serves; dense requests leave what they leave in stock vLLM.
+    """
+    last, asked = first + tokens - 1, (first, tokens)
+    assert found("quest:budget=16", 0, *asked, **how) == first // BLOCK * BLOCK
+    assert found("quest:budget=16", 17, *asked, **how) == min(max(first, 17), last) // BLOCK * BLOCK
+    assert found("dense", 512, *asked, **how) == last // BLOCK * BLOCK
+    assert found("quest:budget=16", 0, *asked, {"extra_args": OFF}, **how) == last // BLOCK * BLOCK
+
+
+@pytest.mark.parametrize(("first", "tokens"), [(9, 20), (10, 31), (15, 33)])
+def test_a_second_turn_finds_what_passes_have_left(first: int, tokens: int) -> None:
     clean = first + (tokens - 1) // 6 * 6
     for covered in (0, 17, 512):
-        assert second_turn("quest:budget=16,rectify=5", covered, first, tokens)[0] == clean // BLOCK * BLOCK
+        assert found("quest:budget=16,rectify=5", covered, first, tokens) == clean // BLOCK * BLOCK
 
 
 @pytest.mark.parametrize("how", HOWS, ids=" ".join)
