@@ -117,16 +117,23 @@ def test_figures_are_those_of_the_transformers_adapter(policy: str, all_engines:
 
 
 class Recalled:
-    """Recall 0.5 of whatever was measured; a layer that nobody has seen is dense."""
+    """What was measured in each layer; one that nobody has seen is dense."""
 
-    def per_layer(self) -> list[Any]:
-        return [MeanRecall(0.25, 0.5, 1.0), None, MeanRecall(0.75, 0.5, 1.0), MeanRecall(None, None, 0.0)]
+    def __init__(self, *layers: MeanRecall | None) -> None:
+        self.layers = [*layers]
+
+    def per_layer(self) -> list[MeanRecall | None]:
+        return self.layers
+
+
+HALF = MeanRecall(0.25, 0.5, 1.0), None, MeanRecall(0.75, 0.5, 1.0), MeanRecall(None, None, 0.0)
+"""On average 0.5."""
 
 
 @pytest.mark.parametrize("pause", [0.0, 1000.0])
 def test_warm_ups_are_nobodys(pause: float, read: Read) -> None:
     counters = Counters(4, by_row=True)
-    report = StepMetrics(counters, Recalled(), pause)  # type: ignore[arg-type]
+    report = StepMetrics(counters, Recalled(*HALF), pause)  # type: ignore[arg-type]
 
     def attend(tokens: int, rows: int = 1) -> None:
         for layer in range(4):
@@ -159,8 +166,8 @@ def test_warm_ups_are_nobodys(pause: float, read: Read) -> None:
 def test_a_step_that_is_replayed_has_longer_rows(read: Read) -> None:
     report = StepMetrics(Counters(2, by_row=True), None, 1000.0)
     report.step([40, 60], [10])
-    report.again()
-    report.again()
+    for _ in range(2):
+        report.again()
     report.flush()
     assert read("tokens_decoded") == 9
     assert read("tokens_attended") == 10 + 11 + 12
@@ -168,10 +175,8 @@ def test_a_step_that_is_replayed_has_longer_rows(read: Read) -> None:
 
 
 def test_a_look_in_the_middle_of_a_step_does_not_count_what_it_measures(read: Read) -> None:
-    recall, report = Measured(), StepMetrics(Counters(2, by_row=True), None, 1000.0)
-    vars(report)["_recall"] = recall
-    for name in metrics.RECALLS:
-        metrics.metric(name)
+    recall = Recalled(None, None)
+    report = StepMetrics(Counters(2, by_row=True), recall, 1000.0)  # type: ignore[arg-type]
     for _ in range(2):
         report.step([40], [])
         report.measuring(1)
@@ -183,16 +188,6 @@ def test_a_look_in_the_middle_of_a_step_does_not_count_what_it_measures(read: Re
     report.flush()
     assert read("attention_recall", sample="_count") == 2
     assert read("attention_recall", sample="_sum") == pytest.approx(1.5)
-
-
-class Measured:
-    """Layers that are seen one after the other."""
-
-    def __init__(self) -> None:
-        self.layers: list[MeanRecall | None] = [None, None]
-
-    def per_layer(self) -> list[MeanRecall | None]:
-        return self.layers
 
 
 def test_an_accelerator_is_read_once_in_a_while(read: Read, monkeypatch: pytest.MonkeyPatch) -> None:
