@@ -38,7 +38,6 @@ def _on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     ("rows", "rest", "held"),
     [
         (1, (), {1, 2, 8, 9}),
-        (4, (), {1, 2, 4, 8, 16, 24, 32, 36}),
         (28, (), {1, 2, 4, *range(8, 249, 8), 252}),
         (100, (), {1, 2, 4, *range(8, 249, 8), *range(256, 513, 16)}),
         (100, ("--max-num-batched-tokens", "300"), {1, 2, 4, *range(8, 249, 8), *range(256, 300, 16), 300}),
@@ -57,7 +56,6 @@ def test_a_pass_of_all_rows_is_captured(rows: int, rest: tuple[str, ...], held: 
 @pytest.mark.parametrize(
     ("policy", "asked", "sizes"),
     [
-        ("quest", ("--max-num-seqs", "4"), None),
         ("quest:rectify=1", ("--max-num-seqs", "4"), None),
         (RECTIFIED, ("--max-num-seqs", "256"), None),
         (RECTIFIED, ("--max-num-seqs", "4", "--cudagraph-capture-sizes", "1", "2"), [1, 2]),

@@ -87,12 +87,9 @@ def test_rectification_brings_its_scheduler() -> None:
 @pytest.mark.parametrize(
     ("policy", "rest", "block"),
     [
-        ("quest:page=16", (), 32),
-        ("quest:page=64,budget=128", (), 64),
         ("quest:page=24,budget=96", (), 96),
         ("tidal:reselect=7", (), 32),
-        ("quest:page=16", ("--block-size", "16"), 16),
-        ("quest:page=16", ("--block_size=128",), 128),
+        ("quest:page=16", ("--block_size=16",), 16),
     ],
 )
 def test_blocks_hold_whole_pages(policy: str, rest: tuple[str, ...], block: int) -> None:
@@ -100,7 +97,7 @@ def test_blocks_hold_whole_pages(policy: str, rest: tuple[str, ...], block: int)
     assert (server.block, server.args.block_size) == (block, block)
 
 
-@pytest.mark.parametrize(("policy", "block"), [("quest:page=16", 16), ("quest:page=24,budget=96", 48), ("dense", None)])
+@pytest.mark.parametrize(("policy", "block"), [("quest:page=24,budget=96", 48), ("dense", None)])
 def test_blocks_on_an_accelerator_are_no_larger_than_pages_need(
     monkeypatch: pytest.MonkeyPatch, policy: str, block: int | None
 ) -> None:
@@ -233,7 +230,6 @@ def test_a_model_without_a_chat_template_is_told_of(tmp_path: Path) -> None:
         ("qest", "CUSTOM", ("'qest'", "did you mean quest?")),
         ({"policy": "tidal:reselect=99"}, "CUSTOM", ("reselect=99", "valid layers are")),
         ({"polcy": "quest"}, "CUSTOM", ("needs a policy",)),
-        ("recipe:qwen3-8b", "CUSTOM", ("belongs to another model",)),
         ("quest", None, ("--attention-backend CUSTOM",)),
     ],
     ids=str,
@@ -259,35 +255,25 @@ def test_the_arguments_are_not_those_of_the_check() -> None:
 REFUSED: list[tuple[dict[str, Any], tuple[str, ...], tuple[str, ...]]] = [
     ({}, ("--polcy", "quest"), ("--polcy", "did you mean --policy?")),
     ({}, ("--block-siz", "x"), ("--block-siz",)),
-    ({}, ("--max-model-len", "many"), ("--max-model-len", "many")),
     ({}, ("--max-model-len", "99000"), ("99000", "32768")),
     ({}, ("--additional-config", "{"), ("--additional-config",)),
-    ({}, ("--additional-config", '{"saccade": {"polcy": "quest"}}'), ("'polcy'", "policy")),
     (
         {},
         ("--additional-config", '{"saccade": {"policy": "quest", "recal": 0.1}}'),
-        ("'recal'", "did you mean recall?"),
+        ("'recal'", "policy, recall, rectify_together", "did you mean recall?"),
     ),
-    ({}, ("--additional-config", '{"saccade": {"policy": "qest"}}'), ("'qest'", "did you mean quest?")),
     ({}, ("--additional-config", '{"saccade": "qest:budget=64"}'), ("'qest'", "did you mean quest?")),
     (
         {},
         ("--kv-cache-memory-bytes", "10000000", "--max-model-len", "8192"),
         ("max_model_len=8192", "hold 768 tokens", "--max-model-len"),  # 25 blocks of 12 × 32 KiB, one nobody's
     ),
-    (
-        {},
-        ("--additional-config", '{"saccade": {"policy": "quest", "shortcut": false}}'),
-        ("'shortcut'", "policy, recall, rectify_together"),
-    ),
-    ({}, ("--additional-config", '{"saccade": {"policy": "{}"}}'), ("'{}'", "quest")),
     ({}, ("--additional-config", '{"saccade": {"policy": 7}}'), ("policy=7", "spec")),
     ({}, ("--additional-config", '{"saccade": ["quest"]}'), ("['quest']", '"policy"')),
     ({"policy": "quest"}, ("--additional-config", '{"saccade": {"policy": "resa"}}'), ("twice", "quest", "resa")),
     ({"recall": 2.0}, (), ("recall=2.0",)),
     ({"policy": "quest", "rectify_together": True}, (), ("rectify_together", "quest", "no dense passes")),
     ({}, ("--additional-config", '{"saccade": {"policy": "resa", "rectify_together": 1}}'), ("rectify_together=1",)),
-    ({"policy": "tidal:reselect=99"}, (), ("reselect=99",)),
     ({"policy": "quest:page=32"}, ("--block-size", "48"), ("block_size=48", "--block-size 32")),
     ({"policy": "resa:rectify=8"}, ("--scheduler-cls", "vllm.v1.core.sched.scheduler.Scheduler"), ("--scheduler-cls",)),
     ({"policy": "quest:rectify=8:verify"}, ("--max-num-seqs", "8"), ("rectify=8:verify", "model runner V2")),
