@@ -7,6 +7,7 @@ import pickle
 from collections.abc import Iterator
 from dataclasses import replace
 from functools import cache
+from itertools import accumulate
 from typing import Any
 
 import pytest
@@ -218,10 +219,8 @@ def test_blocks_behind_the_boundary_are_not_published(
     """Of 10 prompt tokens and 20 decoded ones; a block that lies on both sides is not published either."""
     manager = KVCacheManager(kv_cache(policy, covered), 512, BLOCK, BLOCK)
     asked = request("a", list(range(10)), out)
-    computed = 0
-    for chunk in chunks:
+    for chunk, computed in zip(chunks, accumulate(chunks), strict=True):
         decode(manager, asked, [chunk], 0)
-        computed += chunk
         assert published(manager, list(asked.all_token_ids[:computed])) == computed // BLOCK * BLOCK
     for step in range(11, 31):
         decode(manager, asked, [], 1)

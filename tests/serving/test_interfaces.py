@@ -152,6 +152,10 @@ def test_versions_of_the_same_line_are_taken(monkeypatch: pytest.MonkeyPatch, ve
     check_interfaces("worker")
 
 
+def test_a_version_that_merely_begins_alike_is_another() -> None:
+    assert not interfaces.written_for(f"{VERSIONS[-1]}0.1")
+
+
 @pytest.mark.usefixtures("_another_version")
 def test_in_another_version_nothing_is_registered(monkeypatch: pytest.MonkeyPatch) -> None:
     said: list[str] = []

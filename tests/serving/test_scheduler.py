@@ -199,9 +199,8 @@ def test_model_runner_v2_is_sent_passes_as_new_requests() -> None:
     assert sent.sampling_params is request.sampling_params
     cached = output.scheduled_cached_reqs
     assert cached.req_ids == ["b"]
-    assert [len(part) for part in (cached.new_block_ids, cached.num_computed_tokens, cached.num_output_tokens)] == [
-        1
-    ] * 3
+    for part in (cached.new_block_ids, cached.num_computed_tokens, cached.num_output_tokens):
+        assert len(part) == 1
     assert not output.preempted_req_ids
     assert not output.finished_req_ids
 
