@@ -110,22 +110,15 @@ def varlen(
 
 
 def reshape_and_cache(
-    key: Tensor,
-    value: Tensor,
-    key_cache: Tensor,
-    value_cache: Tensor,
-    slot_mapping: Tensor,
-    cache_dtype: str,
-    k_scale: Tensor,
-    v_scale: Tensor,
+    key: Tensor, value: Tensor, key_cache: Tensor, value_cache: Tensor, slots: Tensor, dtype: str, *scales: Tensor
 ) -> None:
     """Writes new tokens to their slots; those of padding are negative."""
     if key.is_meta:
         return
     page = key_cache.shape[1]
-    if cache_dtype == "fp8":
-        key, value = (to_fp8(*pair).view(torch.uint8) for pair in ((key, k_scale), (value, v_scale)))
-    for token, slot in enumerate(slot_mapping.tolist()):
+    if dtype == "fp8":
+        key, value = (to_fp8(*pair).view(torch.uint8) for pair in zip((key, value), scales, strict=True))
+    for token, slot in enumerate(slots.tolist()):
         if slot >= 0:
             key_cache[slot // page, slot % page] = key[token]
             value_cache[slot // page, slot % page] = value[token]
@@ -205,6 +198,7 @@ class CudaEngine:
         if self.quantised:
             number = self.names.index(name)
             for scale, size in ((made._q_scale, 0.05), (made._k_scale, 0.02), (made._v_scale, 0.3)):
+                # Or a layer that reads another's would pass for right.
                 scale.fill_(size * (1 + number / LAYERS))
         # vLLM's custom operations have no kernel for tensors without content.
         made.use_direct_call = self.device.type == "meta"
@@ -266,6 +260,10 @@ class CudaEngine:
         """Every layer's output `[tokens, Hq, d]` for queries, keys and values of the rows' new tokens."""
         common = self.metadata(rows)
         return self.layers_of(self.builder.build(0, common), common, qkv)
+
+    def run(self, *rows: Row) -> list[Tensor]:
+        """The same for random ones."""
+        return self.step(rows, self.random_qkv(sum(row.new for row in rows)))
 
     def prepared(self, common: Any) -> Any:
         """A step that nobody runs, which the plugin would miss."""

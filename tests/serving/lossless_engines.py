@@ -1,4 +1,4 @@
-"""Run by test_lossless.py in a process of its own: engines on model runner V2, asked one after the other.
+"""Run by lossless_runs.py in a process of its own: engines on model runner V2, asked one after the other.
 
 Its argument is JSON, a list of what `Asked` holds; it prints what each was answered and what its steps were.
 """

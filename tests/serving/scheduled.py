@@ -246,3 +246,18 @@ TOGETHER = {"additional_config": {"saccade": {"policy": "quest:budget=16,rectify
 def decoding(engine: Engine, name: str, length: int) -> list[tuple[int, int]]:
     """`(start, tokens)` of the steps that ran a token behind the prompt."""
     return [(start, count) for start, count in engine.worker.steps[name] if start + count > length]
+
+
+def passes(steps: list[tuple[int, int]], length: int) -> list[int]:
+    """Tokens that each pass has run again; it begins where the one before has ended, whenever it comes."""
+    clean = past = length
+    found = []
+    for start, count in steps:
+        if count > 1:
+            assert (start, start + count) == (clean, past + 1)
+            found.append(past - clean)
+            clean = past + 1
+        else:
+            assert start == past
+        past += 1
+    return found

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 from engines import Engines
+from lossless_runs import DRAFTED, SCRIPTED, SETTINGS, by_stock, check_heard, started_every_time
 from scheduled import Engine, config, prompt
-from test_lossless import DRAFTED, SCRIPTED, SETTINGS, by_stock, check_heard, started_every_time
 from vllm.config.compilation import CUDAGraphMode
 from vllm.v1.outputs import DraftTokenIds, ModelRunnerOutput
 from vllm.v1.worker.gpu import cudagraph_utils

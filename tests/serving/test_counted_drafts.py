@@ -77,25 +77,28 @@ def texts_by_kind(tokenizer: Any, *sizes: int) -> dict[str, list[list[int]]]:
     return texts[sizes]
 
 
-def ran(monkeypatch: pytest.MonkeyPatch, now: list[float], **scripts: Scripted) -> tuple[Any, dict[str, Scripted]]:
+def job_of(monkeypatch: pytest.MonkeyPatch, now: list[float], engines: dict[str, Scripted], **other: Any) -> Drafts:
     monkeypatch.setattr(drafts, "time", SimpleNamespace(perf_counter=lambda: now[0]))
     monkeypatch.setattr(drafts, "texts_by_kind", texts_by_kind)
-    job = Drafts.check(settings())
-    engines = {name: scripts.get(name, Scripted(now, 1)) for name in job.engines}
-    monkeypatch.setattr(Drafts, "_engine", lambda _, name: engines[name])
+    monkeypatch.setattr(Drafts, "_engine", lambda _, name: engines.setdefault(name, Scripted(now, 1)))
+    return Drafts.check(settings(**other))
+
+
+def ran(monkeypatch: pytest.MonkeyPatch, now: list[float], **engines: Scripted) -> dict[Any, Any]:
+    job = job_of(monkeypatch, now, engines)
     told: list[tuple[str, int]] = []
     results = job.run(lambda name, found: told.append((name, len(found["rows"]))))
     assert told == [(name, 5 * number) for number, name in enumerate(job.engines, 1)], "told engine by engine"
     assert [*job.engines] == ["stock", SERVED, ALWAYS, AGAIN] and job.units == 4
     assert all(engine.closed == 1 for engine in engines.values())
     assert len(drafts_table(results).rows) == len(results["rows"]) == 20, "the bundled tokenizer has no chats"
-    return {(row["engine"], row["kind"], row["temperature"]): row for row in results["rows"]}, engines
+    return {(row["engine"], row["kind"], row["temperature"]): row for row in results["rows"]}
 
 
 def test_accepted_drafts_equal_answers_and_the_pace_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
     now = [0.0]
     # Of four drafts 2, 4 and 0 are accepted, over and over.
-    rows, _ = ran(monkeypatch, now, **{ALWAYS: Scripted(now, 3, 5, 1), AGAIN: Scripted(now, 1, shift=1)})
+    rows = ran(monkeypatch, now, **{ALWAYS: Scripted(now, 3, 5, 1), AGAIN: Scripted(now, 1, shift=1)})
     for kind in ("code", "prose"):
         row = rows[ALWAYS, kind, 0.0]
         # After the prompt's token cycles begin at 1, 4, 9, 10, 13, 18, 19, 22, 27, 28, 31: the last counts whole.
@@ -118,7 +121,7 @@ def test_accepted_drafts_equal_answers_and_the_pace_are_counted(monkeypatch: pyt
 def test_answers_that_end_by_themselves(monkeypatch: pytest.MonkeyPatch) -> None:
     """A row's cut step is not counted; one that ends at once has none; what a pace is taken of is too short."""
     now = [0.0]
-    rows, _ = ran(monkeypatch, now, **{ALWAYS: Scripted(now, 5, ends=8), SERVED: Scripted(now, 1, ends=1)})
+    rows = ran(monkeypatch, now, **{ALWAYS: Scripted(now, 5, ends=8), SERVED: Scripted(now, 1, ends=1)})
     # Row 0 begins cycles at 1 and 6, and ends at 8 within the second: the other two have seven of full length.
     assert rows[ALWAYS, "code", 0.0]["accepted"] == 1 and rows[ALWAYS, "code", 0.0]["gained"] == 5
     assert rows[ALWAYS, "code", 0.0]["as_stock"] == 2
@@ -128,20 +131,15 @@ def test_answers_that_end_by_themselves(monkeypatch: pytest.MonkeyPatch) -> None
 
 def test_rectified_beside_what_is_verified_text_by_text(monkeypatch: pytest.MonkeyPatch) -> None:
     now, rectified = [0.0], SERVED.removesuffix(":verify")
-    monkeypatch.setattr(drafts, "time", SimpleNamespace(perf_counter=lambda: now[0]))
-    monkeypatch.setattr(drafts, "texts_by_kind", texts_by_kind)
-    job = Drafts.check(settings(rectified=True, batches="1"))
+    job = job_of(monkeypatch, now, {ALWAYS: Scripted(now, 3, 5, 1)}, rectified=True, batches="1")
     assert [*job.engines] == ["stock", rectified, ALWAYS, AGAIN]
-    gains = {ALWAYS: (3, 5, 1), rectified: (1,)}
-    monkeypatch.setattr(Drafts, "_engine", lambda _, name: Scripted(now, *gains.get(name, (1,))))
     results = job.run(lambda *_: None)
     samples = {(sample.text, sample.arm): sample.values for sample in read(results)}
     assert {text for text, _ in samples} == {f"text {number}" for number in range(6)}, "all, of code and of prose"
     for (_, name), values in samples.items():
         gained = 3 if name == ALWAYS else 1
-        assert values["ms"] == pytest.approx(1e3 * STOCK_SECONDS / gained, rel=0.04), (
-            "whole rounds of 9 tokens, but one"
-        )
+        # Whole rounds of 9 tokens, but one.
+        assert values["ms"] == pytest.approx(1e3 * STOCK_SECONDS / gained, rel=0.04)
         assert values["accepted"] == pytest.approx(gained - 1, abs=0.1)
     (each,) = (row["each"] for row in results["rows"] if row.get("batch") == 1 and row["engine"] == ALWAYS)
     each[2] = (0, 0.0, 0)

@@ -17,7 +17,6 @@ from torch import Tensor
 from vllm.v1.attention.backend import AttentionCGSupport
 
 from host_reads import watching
-from saccade.adapters.vllm.checks import SCHEDULER
 from saccade.adapters.vllm.options import held_by
 from saccade.adapters.vllm.worker import room
 from saccade.adapters.vllm.worker.cuda import SaccadeFlashBuilder, reasons_of
@@ -82,9 +81,9 @@ def test_attention_is_handed_the_same_memory_in_every_step(monkeypatch: pytest.M
     engine, sparse = CudaEngine(monkeypatch, PAGES), Mock(wraps=sparse_decode)
     state = engine.builder.sparse._state
     state.attention = replace(state.attention, sparse=sparse)
-    engine.step([Row(0, 150, 150, True), Row(1, 99, 99, True)], engine.random_qkv(249))
-    engine.step([Row(0, 151), Row(1, 100)], engine.random_qkv(2))
-    engine.step([Row(0, 152), Row(2, 30, 30, True)], engine.random_qkv(31))
+    engine.run(Row(0, 150, 150, True), Row(1, 99, 99, True))
+    engine.run(Row(0, 151), Row(1, 100))
+    engine.run(Row(0, 152), Row(2, 30, 30, True))
     handed = [call.kwargs["workspace"] for call in sparse.call_args_list]
     assert handed == [state.workspace] * 2 * (LAYERS - 2) and not state.workspace.turns.any()
 
@@ -95,7 +94,6 @@ def test_rows_outside_of_the_policy_are_whole(monkeypatch: pytest.MonkeyPatch) -
     engine.requests.rows[2] = RequestRow(sparse=False)
     rows = [Row(0, 152), Row(2, 103), Row(1, 33, 1, True), Row(3, 0, 0)]
     step = decode_step(engine, rows)
-    assert step.sparse.rows.whole is not None
     assert step.sparse.rows.whole.tolist() == [False, True, True, False]
     # The same memory says it of the next batch.
     assert decode_step(engine, [Row(2, 104), Row(0, 153)]).sparse.rows.whole.tolist() == [True, False]
@@ -117,7 +115,7 @@ def test_padding_changes_no_row_and_is_not_counted(monkeypatch: pytest.MonkeyPat
     for padding in (0, 2):
         torch.manual_seed(0)
         engine = CudaEngine(monkeypatch, "tidal:budget=64,reselect=7")
-        engine.step([Row(0, 150, 150, True), Row(1, 99, 99, True)], engine.random_qkv(249))
+        engine.run(Row(0, 150, 150, True), Row(1, 99, 99, True))
         qkv = engine.random_qkv(2)
         rows = [Row(0, 151), Row(1, 100), *[Row(2, 0, 0)] * padding]
         # Positions that pad the batch hold whatever was there before.
@@ -134,15 +132,14 @@ def test_padding_changes_no_row_and_is_not_counted(monkeypatch: pytest.MonkeyPat
     assert all(steps == 2 for *_, steps in counts[0])
 
 
-@pytest.mark.parametrize("policy", [PAGES, CLUSTERS, "lychee_cluster:budget=64", "token_clusters:budget=64"])
+@pytest.mark.parametrize("policy", [PAGES, "lychee_cluster:budget=64", "token_clusters:budget=64"])
 def test_the_whole_step_is_one_shape(policy: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever the lengths, also those that the budget covers, with rows that pad, are whole or are neither."""
     engine = CudaEngine(monkeypatch, policy, device="meta")
     engine.requests.rows[3] = RequestRow(sparse=False)
     shapes = []
-    warm_up = (Row(0, 1), Row(1, 1), Row(2, 1))
     for rows in (
-        warm_up,
+        (Row(0, 1), Row(1, 1), Row(2, 1)),
         (Row(0, 300), Row(1, 3), Row(3, 90)),
         (Row(0, 2), Row(1, 1), Row(2, 0, 0)),
         (Row(3, 500), Row(1, 129), Row(0, 511)),
@@ -157,13 +154,9 @@ def test_the_whole_step_is_one_shape(policy: str, monkeypatch: pytest.MonkeyPatc
     assert shapes[1] == shapes[2] == shapes[3]
 
 
-@pytest.mark.parametrize("policy", ["dense", PAGES, "resa:min_pages=2,ratio=0.05", "less_is_more:budget=64,reselect=7"])
-def test_who_is_captured_says_so(
-    policy: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    settings = {"scheduler_cls": SCHEDULER, "async_scheduling": False} if "resa" in policy else {}
+def test_who_is_captured_says_so(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.INFO, logger="saccade"):
-        engine = CudaEngine(monkeypatch, policy, settings=settings)
+        engine = CudaEngine(monkeypatch, "less_is_more:budget=64,reselect=7")
     support = SaccadeFlashBuilder.get_cudagraph_support(engine.config, engine.spec)
     told = [record.message for record in caplog.records if "CUDA graphs" in record.message]
     assert support is AttentionCGSupport.UNIFORM_SINGLE_TOKEN_DECODE
@@ -236,18 +229,16 @@ def test_only_rows_that_decode_search_an_index(monkeypatch: pytest.MonkeyPatch) 
     engine = CudaEngine(monkeypatch, CLUSTERS, settings={"max_num_seqs": 5})
     engine.requests.rows[2] = RequestRow(sparse=False)
     nobody, prompts = 5, [Row(0, 150, 150, True), Row(1, 99, 99, True), Row(2, 103, 103, True)]
-    engine.step(prompts, engine.random_qkv(352))
-    engine.step([Row(0, 151), Row(1, 100)], engine.random_qkv(2))
+    engine.run(*prompts)
+    engine.run(Row(0, 151), Row(1, 100))
     held = {row.slot: engine.requests.rows[row.slot].memory for row in prompts[:2]}
-    engine.step([Row(3, 230, 230, True)], engine.random_qkv(230))
+    engine.run(Row(3, 230, 230, True))
     step = decode_step(engine, [Row(1, 101), Row(2, 104), Row(3, 231), Row(0, 152), Row(0, 0, 0)])
     assert searched(engine) == [held[1].slot, nobody, engine.requests.rows[3].memory.slot, held[0].slot, nobody]
-    assert step.sparse.rows.whole is not None
     assert step.sparse.rows.whole.tolist() == [False, True, False, False, False]
     # What is prepared for a capture.
     step = decode_step(engine, [Row(0, 1), Row(1, 1)])
     assert searched(engine) == [nobody] * 2
-    assert step.sparse.rows.whole is not None
     assert step.sparse.rows.whole.tolist() == [True, True]
 
 
@@ -258,22 +249,28 @@ def test_who_takes_a_slot_over_is_answered_as_in_a_new_engine(monkeypatch: pytes
         engine = CudaEngine(monkeypatch, CLUSTERS, settings={"max_num_seqs": 1})
         if before:
             torch.manual_seed(1)
-            engine.step([Row(0, 400, 400, True)], engine.random_qkv(400))
+            engine.run(Row(0, 400, 400, True))
             for length in (401, 402):
-                engine.step([Row(0, length)], engine.random_qkv(1))
+                engine.run(Row(0, length))
             assert engine.requests.rows[0].memory.slot == 0
             engine.requests._leave(0)
             engine.requests._enter(0, RequestRow())
         torch.manual_seed(2)
-        engine.step([Row(0, 120, 120, True)], engine.random_qkv(120))
-        answers.append([out for length in (121, 122) for out in engine.step([Row(0, length)], engine.random_qkv(1))])
+        engine.run(Row(0, 120, 120, True))
+        answers.append([out for length in (121, 122) for out in engine.run(Row(0, length))])
         assert engine.requests.rows[0].memory.slot == 0
     assert all(map(torch.equal, *answers))
 
 
-@pytest.mark.parametrize("mixed", [False, True])
 @pytest.mark.parametrize(
-    "policy", [PAGES, CLUSTERS, "tidal:budget=64,reselect=7", "composed:scorer=exact,budget=64,roles={roles}"]
+    ("policy", "mixed"),
+    [
+        (PAGES, False),
+        (PAGES, True),
+        (CLUSTERS, True),
+        ("tidal:budget=64,reselect=7", False),
+        ("composed:scorer=exact,budget=64,roles={roles}", True),
+    ],
 )
 def test_recall_behind_a_captured_step_is_that_of_the_step(
     policy: str, mixed: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -289,7 +286,7 @@ def test_recall_behind_a_captured_step_is_that_of_the_step(
         engine = CudaEngine(monkeypatch, policy)
         engine.requests.rows[2] = RequestRow(sparse=False)
         prompts = [Row(0, 150, 150, True), Row(1, 99, 99, True), Row(2, 80, 80, True), Row(3, 40, 40, True)]
-        engine.step(prompts, engine.random_qkv(369))
+        engine.run(*prompts)
         recall = RecallObserver(LAYERS)
         sparse = engine.builder.sparse
         serve(engine, recall=recall)
@@ -300,7 +297,7 @@ def test_recall_behind_a_captured_step_is_that_of_the_step(
             assert all(layer is None for layer in recall.per_layer())
             # Other rows and lengths in the same memory; or blocks of a row that is gone, written by a prompt.
             if mixed:
-                engine.step([Row(0, 150, 150, True), Row(2, 82)], engine.random_qkv(151))
+                engine.run(Row(0, 150, 150, True), Row(2, 82))
             engine.step([Row(2, 83), Row(3, 0, 0)], engine.random_qkv(2))
         else:
             common = engine.metadata(rows)
@@ -340,8 +337,8 @@ def test_recall_is_measured_in_a_step_that_has_a_prompt_in_it_too(monkeypatch: p
 
     measured = recall_module.recall_of
     monkeypatch.setattr(recall_module, "recall_of", recall_of)
-    engine.step([Row(0, 150, 150, True), Row(1, 40, 40, True)], engine.random_qkv(190))
-    engine.step([Row(0, 151), Row(1, 41), Row(2, 99, 99, True)], engine.random_qkv(101))
+    engine.run(Row(0, 150, 150, True), Row(1, 40, 40, True))
+    engine.run(Row(0, 151), Row(1, 41), Row(2, 99, 99, True))
     found = recall.per_layer()
     # Every layer counts its rows, whoever answers; recall is computed as wide as the longest of them.
     totals = engine.serving.counters.totals()
@@ -351,7 +348,7 @@ def test_recall_is_measured_in_a_step_that_has_a_prompt_in_it_too(monkeypatch: p
     assert found[:2] == [None, None]
     assert all(layer is not None and 0 < layer.with_dense[0] < 1 for layer in found[2:])
     # Nothing is left for the next step to measure; a row that the budget covers does not count.
-    engine.step([Row(0, 152), Row(1, 42), Row(2, 100)], engine.random_qkv(3))
+    engine.run(Row(0, 152), Row(1, 42), Row(2, 100))
     assert recall.per_layer() == found
     assert [seen // QUERY_HEADS for seen in recall._seen] == [0, 0] + [1] * (LAYERS - 2)
     assert told == [[], [151, 41], 1, [152, 42, 100]]

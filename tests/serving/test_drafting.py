@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import json
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
-from test_serve import SMALL, model
+import unstarted
 from transformers import Qwen3NextConfig
+from unstarted import SMALL, model
 
 from saccade.adapters.vllm.checks import SCHEDULER
 from saccade.adapters.vllm.lossless import ADAPTIVE, WORKER
-from saccade.adapters.vllm.server.serve import RefusedError, Server, prepare
+from saccade.adapters.vllm.server.serve import prepare
 from saccade.checkpoints.bundled import model_path
 
 
@@ -32,16 +34,8 @@ PROPER = {**FIXED, "num_speculative_tokens": 7, "num_speculative_tokens_per_batc
 SEQS = ("--max-num-seqs", "8")
 
 
-def made(*rest: str, policy: str = LOSSLESS, **ours: Any) -> Server:
-    """A server that was checked and not started, at whatever port is free."""
-    return prepare(["--port", "0", *SEQS, *rest], policy=policy, **ours)
-
-
-def reasons(*rest: str, **ours: Any) -> tuple[str, ...]:
-    with pytest.raises(RefusedError) as refused:
-        made(*rest, **ours)
-    assert all("\n" not in reason for reason in refused.value.reasons)
-    return refused.value.reasons
+made = partial(unstarted.made, *SEQS, policy=LOSSLESS)
+reasons = partial(unstarted.reasons, *SEQS, policy=LOSSLESS)
 
 
 def test_verification_brings_its_worker_its_scheduler_and_slots() -> None:

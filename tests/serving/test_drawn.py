@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 from engines import Engines, prompts
+from lossless_runs import found
 from scipy.stats import chi2_contingency
-from test_lossless import found
 from vllm import LLM, SamplingParams
 from vllm.inputs import TokensPrompt
 

@@ -20,7 +20,6 @@ from saccade.selection.clusters import index as index_module
 from saccade.selection.clusters.selector import ClusterSelector
 from saccade.selection.index import KeySizes
 from saccade.types import Rows
-from walking import in_turn
 
 SLOTS, ROWS = 3, 5
 
@@ -78,13 +77,12 @@ class Fixed:
         return [tensor.data_ptr() for tensor in held]
 
 
-@pytest.mark.parametrize(("way", "planting"), in_turn([by_host, by_device], [(0, index_module.TOGETHER), (1, 1)]))
-def test_requests_come_and_go(way: Any, planting: tuple[int, int], monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("way", "seed", "together"), [(by_host, 0, index_module.TOGETHER), (by_device, 1, 1)])
+def test_requests_come_and_go(way: Any, seed: int, together: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Prompts in chunks and tokens one by one, in slots that others have had; nothing moves in memory.
 
     Planted at once, or row by row and layer by layer.
     """
-    seed, together = planting
     monkeypatch.setattr(index_module, "TOGETHER", together)
     world, numbers = World(seed), random.Random(seed)
     fixed = Fixed(world, way)
@@ -191,8 +189,7 @@ def test_planting_is_compiled_before_a_request_comes(monkeypatch: pytest.MonkeyP
     fixed.check([0])
 
 
-@pytest.mark.parametrize("every", [0, 1, 5, 16])
-@pytest.mark.parametrize("buffer", [None, 1, 12])
+@pytest.mark.parametrize(("buffer", "every"), [(None, 0), (None, 1), (1, 5), (12, 16)])
 def test_a_set_of_the_budgets_size_holds_what_is_in_no_chunk(buffer: int | None, every: int) -> None:
     """At the smallest budget, between dense passes, whatever the length: captured searches have no wider sets."""
     sinks, longest = 3, 6

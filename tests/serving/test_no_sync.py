@@ -26,26 +26,20 @@ from saccade.decode.state import DecodeState
 from saccade.kernels._cluster_tree import ClusterTree
 from saccade.methods.policy import Policy
 from saccade.types import KVView, Rows, Softmax
-from walking import among
 
 
 @pytest.mark.parametrize(
     "read",
     [
         lambda x: x.sum().item(),
-        lambda x: x.tolist(),
         lambda x: x.cpu(),
         lambda x: x.to("cpu", non_blocking=True),
         lambda x: x.nonzero(),
         lambda x: x[x > 0],
         lambda x: x.masked_select(x > 0),
-        lambda x: bool((x > 0).any()),
-        lambda x: int(x[0]),
-        lambda x: x[torch.zeros_like(x, dtype=torch.bool)].fill_(0),
         lambda x: x.index_put_((x > 0,), x.new_zeros(())),
         lambda x: x.unique(),
         lambda x: x.repeat_interleave(x),
-        lambda x: torch.arange(x[0]),
         lambda x: x + torch.ones(3, dtype=torch.int64),
         lambda x: x[torch.zeros(2, dtype=torch.int64)],
         lambda x: torch.ones(3, dtype=torch.int64).to(x.device),
@@ -53,7 +47,6 @@ from walking import among
         lambda x: x.new_tensor([1, 2]),
         lambda x: x.copy_(torch.ones(3, dtype=torch.int64)),
         lambda x: torch.equal(x, x),
-        lambda x: range(x[0]),
     ],
 )
 def test_the_watch_sees_it(read: Callable[[Tensor], Any]) -> None:
@@ -76,31 +69,21 @@ def test_the_watch_lets_pass_what_does_not_wait() -> None:
 POLICIES = (
     "dense",
     "streaming:budget=64",
-    "quest:budget=64,page=16",
     "quest:budget=64,page=16,heads=query,min_pages=3,keep_last=false",
     "quest:budget=70,page=16",
-    "resa:min_pages=2,ratio=0.05",
-    "tidal:budget=64,reselect=7",
-    "tidal:budget=64,reselect=7,heads=query",
     "tidal:rule=top_p,top_p=0.9,budget=128,reselect=7",
-    "tidal:rule=top_p,top_p=1,budget=128,reselect=7",
     "tidal:rule=threshold,threshold=0.01,budget=128,reselect=7,sinks=4,window=16",
     "lychee_decode:rule=ratio,ratio=0.1,roles=every:4",
     "less_is_more:budget=64,reselect=7",
-    "lychee_decode:budget=64,roles=every:4",
     "lychee_decode:budget=64,page=16,roles=every:4",
     "exact_topk:budget=48",
     "composed:scorer=page_bounds,page=16,budget=64,roles={roles}",
     "composed:scorer=page_bounds,pooling=mass,budget=64",
-    "streaming:budget=64 in fp8",
-    "quest:budget=64,page=16 in fp8",
     "resa:min_pages=2,ratio=0.05 in fp8",
     "tidal:budget=64,reselect=7 in fp8",
-    "less_is_more:budget=64,reselect=7 in fp8",
     "lychee_decode:budget=64,roles=every:4 in fp8",
 )
-EVERY_TIME = tuple(policy for place, policy in enumerate(POLICIES) if place not in (2, 5, 6, 7, 9, 13, 17, 18, 19, 22))
-"""Every rule, unit and scorer, and of those that share one the case that does more; half of 8-bit caches."""
+"""Every rule, unit and scorer, and of those that share one the case that does more."""
 
 MIXED = (Row(0, 301), Row(1, 180, 69, True), Row(2, 98), Row(3, 40))
 
@@ -125,7 +108,7 @@ def watched_step(engine: CudaEngine, rows: Sequence[Row]) -> list[tuple[str, lis
     return watched.shapes
 
 
-@pytest.mark.parametrize("engine", among(POLICIES, EVERY_TIME), indirect=True)
+@pytest.mark.parametrize("engine", POLICIES, indirect=True)
 def test_a_step_reads_nothing_on_the_host_and_its_shapes_are_fixed(engine: CudaEngine) -> None:
     """Decoding rows beside a chunk of a prompt and a row that opted out; and alone, where the longest row decides.
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 import random
 from collections import defaultdict
 from collections.abc import Iterator
+from itertools import product
 from typing import Any
 from unittest.mock import MagicMock
 
 import pytest
 import torch
-from scheduled import BLOCK, HOWS, OFF, Engine, config, decoding, phase, prompt
-from test_passes import passes
+from scheduled import BLOCK, HOWS, OFF, Engine, config, decoding, passes, phase, prompt
 from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 from vllm.v1.core.sched.interface import PauseState
 from vllm.v1.kv_cache_interface import FullAttentionSpec
@@ -28,30 +28,42 @@ from saccade.adapters.vllm.scheduler import RectifyingScheduler
 from saccade.adapters.vllm.scheduler.held import HeldTokens
 from saccade.adapters.vllm.scheduler.rectifying import AheadScheduler
 from saccade.plans.rectify import Rectify
+from walking import in_turn
+
+STOCK = {"scheduler_cls": None}
 
 
-def second_turn(policy: str, covered: int, first: int, tokens: int, **params: Any) -> tuple[int, list[int]]:
-    """How many tokens of the first turn the second finds in the prefix cache, and that whole first turn."""
-    engine = Engine(policy, covered=covered)
-    request = engine.add("first", prompt(first), tokens, params=params)
+def found(policy: str, covered: int, first: int, tokens: int, params: Any = None, **how: Any) -> int:
+    """How many tokens of the first turn the second finds in the prefix cache."""
+    engine = Engine(policy, covered=covered, **how)
+    request = engine.add("first", prompt(first), tokens, params=params or {})
     engine.finish()
-    text = [*request.all_token_ids, 7, 8, 9]
-    engine.add("second", text, 5)
+    engine.add("second", [*request.all_token_ids, 7, 8, 9], 5)
     engine.finish()
-    return engine.worker.found["second"], text
+    return engine.worker.found["second"]
 
 
-@pytest.mark.parametrize(("first", "tokens"), [(9, 1), (9, 20), (10, 31), (12, 32), (15, 33), (16, 16)])
-def test_a_second_turn_finds_what_is_clean(first: int, tokens: int) -> None:
-    """The worker checks every slot that a request is given; here: that it is given all of them."""
-    last = first + tokens - 1
-    assert second_turn("quest:budget=16", 0, first, tokens)[0] == first // BLOCK * BLOCK
-    assert second_turn("quest:budget=16", 17, first, tokens)[0] == min(max(first, 17), last) // BLOCK * BLOCK
-    assert second_turn("dense", 512, first, tokens)[0] == last // BLOCK * BLOCK
-    assert second_turn("quest:budget=16", 0, first, tokens, extra_args=OFF)[0] == last // BLOCK * BLOCK
+@pytest.mark.parametrize(
+    ("first", "tokens", "how"),
+    [(9, 1, {}), (10, 31, STOCK), (12, 32, {**STOCK, "v2": True}), (16, 16, {**STOCK, "v2": True, "ahead": True})],
+)
+def test_a_second_turn_finds_what_is_clean(first: int, tokens: int, how: dict[str, Any]) -> None:
+    """The worker checks every slot that a request is given; here: that it is given all of them.
+
+    Without rectification any scheduler serves; dense requests leave what they leave in stock vLLM.
+    """
+    last, asked = first + tokens - 1, (first, tokens)
+    assert found("quest:budget=16", 0, *asked, **how) == first // BLOCK * BLOCK
+    assert found("quest:budget=16", 17, *asked, **how) == min(max(first, 17), last) // BLOCK * BLOCK
+    assert found("dense", 512, *asked, **how) == last // BLOCK * BLOCK
+    assert found("quest:budget=16", 0, *asked, {"extra_args": OFF}, **how) == last // BLOCK * BLOCK
+
+
+@pytest.mark.parametrize(("first", "tokens"), [(9, 20), (10, 31), (15, 33)])
+def test_a_second_turn_finds_what_passes_have_left(first: int, tokens: int) -> None:
     clean = first + (tokens - 1) // 6 * 6
     for covered in (0, 17, 512):
-        assert second_turn("quest:budget=16,rectify=5", covered, first, tokens)[0] == clean // BLOCK * BLOCK
+        assert found("quest:budget=16,rectify=5", covered, first, tokens) == clean // BLOCK * BLOCK
 
 
 @pytest.mark.parametrize("how", HOWS, ids=" ".join)
@@ -187,9 +199,8 @@ def test_model_runner_v2_is_sent_passes_as_new_requests() -> None:
     assert sent.sampling_params is request.sampling_params
     cached = output.scheduled_cached_reqs
     assert cached.req_ids == ["b"]
-    assert [len(part) for part in (cached.new_block_ids, cached.num_computed_tokens, cached.num_output_tokens)] == [
-        1
-    ] * 3
+    for part in (cached.new_block_ids, cached.num_computed_tokens, cached.num_output_tokens):
+        assert len(part) == 1
     assert not output.preempted_req_ids
     assert not output.finished_req_ids
 
@@ -208,13 +219,6 @@ def test_counters_are_observed() -> None:
     assert min(counted.values()) > 0
     assert counted == {name: getattr(engine.scheduler, name) for name in counted}
     assert set(counted) == {"rectifications", "rectified_tokens", "preemptions"}
-
-
-def test_without_rectification_it_is_the_stock_scheduler() -> None:
-    engine = Engine("quest:budget=16")
-    engine.add("a", prompt(9), 40)
-    engine.finish()
-    assert decoding(engine, "a", 9) == [(9 + index, 1) for index in range(39)]
 
 
 def refusals() -> Iterator[tuple[str, dict[str, Any], str]]:
@@ -316,12 +320,10 @@ def test_attention_that_is_not_ours_is_refused(monkeypatch: pytest.MonkeyPatch) 
         Engine("quest:budget=16,rectify=4")
 
 
-@pytest.mark.parametrize("together", [False, True])
-@pytest.mark.parametrize("how", HOWS, ids=" ".join)
-@pytest.mark.parametrize("seed", range(12))
-def test_anything_at_any_time(seed: int, how: dict[str, bool], together: bool) -> None:
+@pytest.mark.parametrize(("seed", "settled"), in_turn(range(12), product(HOWS, (False, True))))
+def test_anything_at_any_time(seed: int, settled: tuple[dict[str, bool], bool]) -> None:
     """Random requests, sharing prefixes, that come, opt out and are aborted whenever; few blocks, few tokens a step."""
-    chance = random.Random(seed)
+    chance, (how, together) = random.Random(seed), settled
     every = chance.choice([1, 3, 7])
     policy = f"quest:budget=16,rectify={every}"
     engine = Engine(

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import socket
 from argparse import Namespace
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -21,8 +22,8 @@ from transformers import (
     Qwen3Config,
     Qwen3NextConfig,
 )
-from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 from typer.testing import CliRunner
+from unstarted import SMALL, made, model, reasons
 from vllm.engine.arg_utils import AsyncEngineArgs
 from vllm.v1.attention.backends.registry import AttentionBackendEnum
 
@@ -30,7 +31,7 @@ from saccade.adapters.vllm.checks import SCHEDULER
 from saccade.adapters.vllm.metrics import VARIABLE
 from saccade.adapters.vllm.options import ServeOptions, shape_of
 from saccade.adapters.vllm.server import serve
-from saccade.adapters.vllm.server.serve import BUNDLED_CACHE, RefusedError, Server, prepare
+from saccade.adapters.vllm.server.serve import BUNDLED_CACHE, Server
 from saccade.checkpoints.bundled import model_path
 from saccade.checkpoints.load import ModelSource
 from saccade.cli import app
@@ -38,8 +39,6 @@ from saccade.errors import PolicyError, ServingError
 from saccade.methods.policy import Policy
 from saccade.recipes.recipe import Recipe
 from saccade.types import ModelShape
-
-Reasons = Callable[..., tuple[str, ...]]
 
 
 @pytest.fixture(autouse=True)
@@ -53,56 +52,28 @@ def _environment(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     os.environ.update(before)
 
 
-@pytest.fixture
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
-
-
-@pytest.fixture
-def made(free_port: int) -> Callable[..., Server]:
-    """A server that was checked and not started."""
-
-    def make(*rest: str, **ours: Any) -> Server:
-        return prepare(["--port", str(free_port), *rest], **ours)
-
-    return make
-
-
-@pytest.fixture
-def reasons(made: Callable[..., Server]) -> Reasons:
-    def refuse(*rest: str, **ours: Any) -> tuple[str, ...]:
-        with pytest.raises(RefusedError) as refused:
-            made(*rest, **ours)
-        assert all("\n" not in reason for reason in refused.value.reasons)
-        return refused.value.reasons
-
-    return refuse
-
-
-def test_the_bundled_model_is_served_unless_another_is_named(made: Callable[..., Server], free_port: int) -> None:
-    server = made()
+def test_the_bundled_model_is_served_unless_another_is_named() -> None:
+    server = made("--port", "7")
     args = server.args
     assert args.model == str(model_path())
     assert args.served_model_name == ["bundled"] and server.model == "bundled"
     assert server.options.policy == Recipe.read(model_path() / "saccade.json").policy
     assert (args.dtype, args.kv_cache_memory_bytes) == ("float32", BUNDLED_CACHE)
-    assert (args.host, args.port) == ("127.0.0.1", free_port)
+    assert (args.host, args.port) == ("127.0.0.1", 7)
     assert args.attention_backend is AttentionBackendEnum.CUSTOM
     assert args.additional_config == {"saccade": server.options.to_dict()}
     assert (args.scheduler_cls, args.async_scheduling) == (None, None)
-    assert (server.block, server.address) == (32, f"http://127.0.0.1:{free_port}")
+    assert (server.block, server.address) == (32, "http://127.0.0.1:7")
     assert "12 layers" in server.shape and "float32" in server.shape
     assert made("--kv-cache-dtype", "fp8").shape == f"{server.shape}, cache in fp8"
 
 
-def test_a_policy_that_reads_text_is_not_scheduled_ahead(made: Callable[..., Server]) -> None:
+def test_a_policy_that_reads_text_is_not_scheduled_ahead() -> None:
     server = made(policy="lychee_cluster:budget=96")
     assert (server.args.scheduler_cls, server.args.async_scheduling, server.block) == (None, False, 32)
 
 
-def test_rectification_brings_its_scheduler(made: Callable[..., Server]) -> None:
+def test_rectification_brings_its_scheduler() -> None:
     server = made(policy="quest:budget=64,rectify=8")
     assert (server.args.scheduler_cls, server.args.async_scheduling) == (SCHEDULER, False)
     assert not server.args.additional_config["saccade"]["rectify_together"]
@@ -116,20 +87,17 @@ def test_rectification_brings_its_scheduler(made: Callable[..., Server]) -> None
 @pytest.mark.parametrize(
     ("policy", "rest", "block"),
     [
-        ("quest:page=16", (), 32),
-        ("quest:page=64,budget=128", (), 64),
         ("quest:page=24,budget=96", (), 96),
         ("tidal:reselect=7", (), 32),
-        ("quest:page=16", ("--block-size", "16"), 16),
-        ("quest:page=16", ("--block_size=128",), 128),
+        ("quest:page=16", ("--block_size=16",), 16),
     ],
 )
-def test_blocks_hold_whole_pages(made: Callable[..., Server], policy: str, rest: tuple[str, ...], block: int) -> None:
+def test_blocks_hold_whole_pages(policy: str, rest: tuple[str, ...], block: int) -> None:
     server = made(*rest, policy=policy)
     assert (server.block, server.args.block_size) == (block, block)
 
 
-@pytest.mark.parametrize(("policy", "block"), [("quest:page=16", 16), ("quest:page=24,budget=96", 48), ("dense", None)])
+@pytest.mark.parametrize(("policy", "block"), [("quest:page=24,budget=96", 48), ("dense", None)])
 def test_blocks_on_an_accelerator_are_no_larger_than_pages_need(
     monkeypatch: pytest.MonkeyPatch, policy: str, block: int | None
 ) -> None:
@@ -150,7 +118,7 @@ def test_blocks_on_an_accelerator_are_no_larger_than_pages_need(
     assert (asked, args.block_size) == ([None], block)
 
 
-def test_what_the_user_says_stays(made: Callable[..., Server], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_the_user_says_stays(monkeypatch: pytest.MonkeyPatch) -> None:
     given: dict[str, Any] = {"other": 1, "saccade": {"policy": "quest:budget=64", "recall": 0.5}}
     rest = ["--host", "0.0.0.0", "--dtype", "bfloat16", "--served-model-name", "mine", "--max-model-len", "1k"]
     args = made(*rest, "--additional-config", json.dumps(given), "--kv-cache-memory-bytes", "100000000").args
@@ -162,7 +130,7 @@ def test_what_the_user_says_stays(made: Callable[..., Server], monkeypatch: pyte
     assert made(recall=0.25).options.recall == 0.25
 
 
-def test_another_model_is_as_vllm_would_serve_it(made: Callable[..., Server], tmp_path: Path) -> None:
+def test_another_model_is_as_vllm_would_serve_it(tmp_path: Path) -> None:
     folder = model(tmp_path, Qwen3Config(**SMALL))
     dummy = ("--load-format", "dummy")
     for server in (made(*dummy, model=str(folder)), made(*dummy, "--model", str(folder)), made(*dummy, str(folder))):
@@ -176,7 +144,7 @@ def test_another_model_is_as_vllm_would_serve_it(made: Callable[..., Server], tm
 
 
 @pytest.mark.parametrize("rest", [(), ("--additional-config", '{"saccade": {"policy": "auto"}}')])
-def test_auto_is_the_bundled_models_recipe(made: Callable[..., Server], rest: tuple[str, ...]) -> None:
+def test_auto_is_the_bundled_models_recipe(rest: tuple[str, ...]) -> None:
     recipe = Recipe.read(model_path() / "saccade.json")
     server = made(*rest, policy=None if rest else "auto")
     assert server.options.policy == recipe.policy
@@ -186,7 +154,7 @@ def test_auto_is_the_bundled_models_recipe(made: Callable[..., Server], rest: tu
     assert shape_of(config) == recipe.model
 
 
-def test_workers_find_the_recipe_themselves(made: Callable[..., Server]) -> None:
+def test_workers_find_the_recipe_themselves() -> None:
     """As with `vllm serve --additional-config`, where nobody has resolved anything before."""
     server = made()
     server.args.additional_config = {"saccade": {"policy": "auto"}}
@@ -201,7 +169,7 @@ def test_workers_find_the_recipe_themselves(made: Callable[..., Server]) -> None
     assert str(ServeOptions.of(config).policy) == "quest"
 
 
-def test_a_recipe_beside_another_model(made: Callable[..., Server], reasons: Reasons, tmp_path: Path) -> None:
+def test_a_recipe_beside_another_model(tmp_path: Path) -> None:
     folder = model(tmp_path / "mine", Qwen3Config(**SMALL))
     recipe = Recipe(ModelShape(4, 4, 2, 32, "qwen3"), Policy.from_spec("tidal:reselect=3"))
     recipe.write(tmp_path / "elsewhere.json")
@@ -217,7 +185,7 @@ def test_a_recipe_beside_another_model(made: Callable[..., Server], reasons: Rea
         assert words in reason
 
 
-def test_weights_are_held_against_a_recipe(reasons: Reasons, tmp_path: Path) -> None:
+def test_weights_are_held_against_a_recipe(tmp_path: Path) -> None:
     text = (model_path() / "saccade.json").read_text()
     own = Recipe.from_json(text).model.weights
     assert own is not None
@@ -243,14 +211,12 @@ def test_a_published_recipe_is_marked() -> None:
         ServeOptions.read({"policy": "recipe:qwen3-14b"}, "Qwen/Qwen3-8B", lambda: shape)
 
 
-@pytest.mark.parametrize("entry", ['"quest:budget=64"', '{"policy": "quest:budget=64"}'])
-def test_a_spec_may_stand_alone(made: Callable[..., Server], entry: str) -> None:
-    server = made("--additional-config", f'{{"saccade": {entry}}}')
-    assert str(server.options.policy) == "quest:budget=64"
-    assert made("--additional-config", f'{{"saccade": {entry}}}', recall=0.5).options.recall == 0.5
+def test_a_spec_may_stand_alone() -> None:
+    options = made("--additional-config", '{"saccade": "quest:budget=64"}', recall=0.5).options
+    assert (str(options.policy), options.recall) == ("quest:budget=64", 0.5)
 
 
-def test_a_model_without_a_chat_template_is_told_of(made: Callable[..., Server], tmp_path: Path) -> None:
+def test_a_model_without_a_chat_template_is_told_of(tmp_path: Path) -> None:
     told = [note for note in made().notes if "chat template" in note]
     assert len(told) == 1 and "/v1/completions" in told[0] and "--chat-template" in told[0]
     template = tmp_path / "chat.jinja"
@@ -264,7 +230,6 @@ def test_a_model_without_a_chat_template_is_told_of(made: Callable[..., Server],
         ("qest", "CUSTOM", ("'qest'", "did you mean quest?")),
         ({"policy": "tidal:reselect=99"}, "CUSTOM", ("reselect=99", "valid layers are")),
         ({"polcy": "quest"}, "CUSTOM", ("needs a policy",)),
-        ("recipe:qwen3-8b", "CUSTOM", ("belongs to another model",)),
         ("quest", None, ("--attention-backend CUSTOM",)),
     ],
     ids=str,
@@ -281,61 +246,34 @@ def test_an_engine_started_by_hand_is_refused_by_whoever_starts_it(
     assert all(word in message for word in words), message
 
 
-def test_the_arguments_are_not_those_of_the_check(made: Callable[..., Server]) -> None:
+def test_the_arguments_are_not_those_of_the_check() -> None:
     """A configuration changes parts of what it is made from, and the server makes another one."""
     rest = ("--profiler-config", '{"profiler": "torch", "torch_profiler_dir": "/tmp"}')
     assert made(*rest).args.profiler_config == serve._parse(rest).profiler_config
 
 
-SMALL: dict[str, Any] = {
-    **{"vocab_size": 2048, "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 4, "head_dim": 32},
-    **{"num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 512},
-}
-
-
-def model(folder: Path, config: Any) -> Path:
-    """A configuration and no weights: nothing that is refused here needs them."""
-    folder.mkdir(exist_ok=True)
-    config.architectures = [MODEL_FOR_CAUSAL_LM_MAPPING_NAMES[config.model_type]]
-    config.save_pretrained(folder)
-    (folder / "model.safetensors").write_bytes((8).to_bytes(8, "little") + b"{}      ")
-    for name in ("tokenizer.json", "tokenizer_config.json"):
-        (folder / name).write_bytes((model_path() / name).read_bytes())
-    return folder
-
-
 REFUSED: list[tuple[dict[str, Any], tuple[str, ...], tuple[str, ...]]] = [
     ({}, ("--polcy", "quest"), ("--polcy", "did you mean --policy?")),
     ({}, ("--block-siz", "x"), ("--block-siz",)),
-    ({}, ("--max-model-len", "many"), ("--max-model-len", "many")),
     ({}, ("--max-model-len", "99000"), ("99000", "32768")),
     ({}, ("--additional-config", "{"), ("--additional-config",)),
-    ({}, ("--additional-config", '{"saccade": {"polcy": "quest"}}'), ("'polcy'", "policy")),
     (
         {},
         ("--additional-config", '{"saccade": {"policy": "quest", "recal": 0.1}}'),
-        ("'recal'", "did you mean recall?"),
+        ("'recal'", "policy, recall, rectify_together", "did you mean recall?"),
     ),
-    ({}, ("--additional-config", '{"saccade": {"policy": "qest"}}'), ("'qest'", "did you mean quest?")),
     ({}, ("--additional-config", '{"saccade": "qest:budget=64"}'), ("'qest'", "did you mean quest?")),
     (
         {},
         ("--kv-cache-memory-bytes", "10000000", "--max-model-len", "8192"),
         ("max_model_len=8192", "hold 768 tokens", "--max-model-len"),  # 25 blocks of 12 × 32 KiB, one nobody's
     ),
-    (
-        {},
-        ("--additional-config", '{"saccade": {"policy": "quest", "shortcut": false}}'),
-        ("'shortcut'", "policy, recall, rectify_together"),
-    ),
-    ({}, ("--additional-config", '{"saccade": {"policy": "{}"}}'), ("'{}'", "quest")),
     ({}, ("--additional-config", '{"saccade": {"policy": 7}}'), ("policy=7", "spec")),
     ({}, ("--additional-config", '{"saccade": ["quest"]}'), ("['quest']", '"policy"')),
     ({"policy": "quest"}, ("--additional-config", '{"saccade": {"policy": "resa"}}'), ("twice", "quest", "resa")),
     ({"recall": 2.0}, (), ("recall=2.0",)),
     ({"policy": "quest", "rectify_together": True}, (), ("rectify_together", "quest", "no dense passes")),
     ({}, ("--additional-config", '{"saccade": {"policy": "resa", "rectify_together": 1}}'), ("rectify_together=1",)),
-    ({"policy": "tidal:reselect=99"}, (), ("reselect=99",)),
     ({"policy": "quest:page=32"}, ("--block-size", "48"), ("block_size=48", "--block-size 32")),
     ({"policy": "resa:rectify=8"}, ("--scheduler-cls", "vllm.v1.core.sched.scheduler.Scheduler"), ("--scheduler-cls",)),
     ({"policy": "quest:rectify=8:verify"}, ("--max-num-seqs", "8"), ("rectify=8:verify", "model runner V2")),
@@ -360,14 +298,12 @@ REFUSED: list[tuple[dict[str, Any], tuple[str, ...], tuple[str, ...]]] = [
 
 
 @pytest.mark.parametrize(("ours", "rest", "words"), REFUSED, ids=lambda part: " ".join(part) or None)
-def test_what_cannot_be_served_is_refused(
-    reasons: Reasons, ours: dict[str, Any], rest: tuple[str, ...], words: tuple[str, ...]
-) -> None:
+def test_what_cannot_be_served_is_refused(ours: dict[str, Any], rest: tuple[str, ...], words: tuple[str, ...]) -> None:
     (reason,) = reasons(*rest, **ours)
     assert all(word in reason for word in words), reason
 
 
-def test_every_reason_is_given(reasons: Reasons) -> None:
+def test_every_reason_is_given() -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
@@ -379,15 +315,10 @@ def test_every_reason_is_given(reasons: Reasons) -> None:
         assert any(word in reason for reason in found), found
 
 
-def test_models_that_see_no_more_than_a_window_are_refused(reasons: Reasons, tmp_path: Path) -> None:
-    (found,) = reasons(model=str(model(tmp_path, MistralConfig(**SMALL, sliding_window=128))))
-    assert "none of its layers has full attention" in found and "--disable-sliding-window" in found
-
-
 MIXED = Gemma3TextConfig(**SMALL, sliding_window=128, layer_types=["sliding_attention", "full_attention"] * 2)
 
 
-def test_layers_with_a_window_are_left_to_vllm(made: Callable[..., Server], reasons: Reasons, tmp_path: Path) -> None:
+def test_layers_with_a_window_are_left_to_vllm(tmp_path: Path) -> None:
     folder = str(model(tmp_path, MIXED))
     args = made(model=folder, policy="tidal:dense_layers=0,reselect=3").args
     assert args.attention_backend is None
@@ -407,69 +338,80 @@ def test_layers_with_a_window_are_left_to_vllm(made: Callable[..., Server], reas
     ],
 )
 def test_what_layers_with_a_window_cannot_do(
-    reasons: Reasons, tmp_path: Path, ours: dict[str, Any], rest: tuple[str, ...], words: tuple[str, ...]
+    tmp_path: Path, ours: dict[str, Any], rest: tuple[str, ...], words: tuple[str, ...]
 ) -> None:
     given = {"policy": "tidal:dense_layers=0,reselect=3", **ours}
     (reason,) = reasons(*rest, model=str(model(tmp_path, MIXED)), **given)
     assert all(word in reason for word in words), reason
 
 
-def test_recurrent_layers_are_not_rectified(reasons: Reasons, tmp_path: Path) -> None:
-    config = Qwen3NextConfig(**{**SMALL, "head_dim": 32}, layer_types=["linear_attention", "full_attention"] * 2)
-    given = {"model": str(model(tmp_path, config)), "policy": "quest:rectify=8,dense_layers=0"}
-    assert any("rectify=8" in reason and "layers of type linear_attention" in reason for reason in reasons(**given))
+HALF: dict[str, Any] = {"layer_types": ["sliding_attention", "full_attention"] * 2, "sliding_window": 64}
 
 
-def test_layers_in_chunks_are_refused(reasons: Reasons, tmp_path: Path) -> None:
-    kinds = ["chunked_attention", "full_attention"] * 2
-    config = Llama4TextConfig(**SMALL, layer_types=kinds, attention_chunk_size=64, num_local_experts=2)
-    assert any("attend in chunks" in reason for reason in reasons(model=str(model(tmp_path, config))))
+@pytest.mark.parametrize(
+    ("config", "policy", "told"),
+    [
+        (
+            MistralConfig(**SMALL, sliding_window=128),
+            None,
+            "none of its layers has full attention.*--disable-sliding-window",
+        ),
+        (
+            Qwen3NextConfig(**SMALL, layer_types=["linear_attention", "full_attention"] * 2),
+            "quest:rectify=8,dense_layers=0",
+            "rectify=8.*layers of type linear_attention",
+        ),
+        (
+            Llama4TextConfig(
+                **{**SMALL, "layer_types": ["chunked_attention", "full_attention"] * 2, "attention_chunk_size": 64},
+                num_local_experts=2,
+            ),
+            None,
+            "attend in chunks",
+        ),
+        (
+            Gemma3nTextConfig(**SMALL, **HALF, num_kv_shared_layers=2),
+            None,
+            "^num_kv_shared_layers=2: layers that share a KV cache are not supported$",
+        ),
+        (MiMoV2FlashConfig(**SMALL, v_head_dim=16, sliding_window=64), None, "its values are 16 wide, its keys 32"),
+    ],
+    ids=["windows alone", "recurrent", "chunks", "shared caches", "narrow values"],
+)
+def test_models_that_no_policy_fits(config: Any, policy: str | None, told: str, tmp_path: Path) -> None:
+    assert any(re.search(told, reason) for reason in reasons(model=str(model(tmp_path, config)), policy=policy))
 
 
-def test_layers_that_share_a_cache_are_refused(reasons: Reasons, tmp_path: Path) -> None:
-    kinds = ["sliding_attention", "full_attention"] * 2
-    config = Gemma3nTextConfig(**SMALL, layer_types=kinds, sliding_window=64, num_kv_shared_layers=2)
-    told = "num_kv_shared_layers=2: layers that share a KV cache are not supported"
-    assert told in reasons(model=str(model(tmp_path, config)))
-
-
-def test_values_narrower_than_keys_are_refused(reasons: Reasons, tmp_path: Path) -> None:
-    config = MiMoV2FlashConfig(**{**SMALL, "head_dim": 32}, v_head_dim=16, sliding_window=64)
-    config.architectures = ["MiMoV2FlashForCausalLM"]
-    told = "its values are 16 wide, its keys 32"
-    assert any(told in reason for reason in reasons(model=str(model(tmp_path, config))))
-
-
-def test_a_model_that_is_not_there(reasons: Reasons, tmp_path: Path) -> None:
+def test_a_model_that_is_not_there(tmp_path: Path) -> None:
     (reason,) = reasons(model=str(tmp_path / "nowhere"))
     assert "does not exist" in reason
     (reason,) = reasons(str(tmp_path / "nowhere"))
     assert "nowhere" in reason
 
 
-def test_a_plugin_that_vllm_did_not_load(reasons: Reasons, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_plugin_that_vllm_did_not_load(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("vllm.v1.attention.backends.registry._ATTN_OVERRIDES", {})
     (reason,) = reasons()
     assert "VLLM_PLUGINS" in reason
 
 
-def test_the_command_prints_what_it_attached(monkeypatch: pytest.MonkeyPatch, free_port: int) -> None:
+def test_the_command_prints_what_it_attached(monkeypatch: pytest.MonkeyPatch) -> None:
     ran: list[tuple[Server, str]] = []
     monkeypatch.setattr(Server, "run", lambda server: ran.append((server, os.environ[VARIABLE])))
-    rest = ["--load-format", "dummy", "--port", str(free_port)]
+    rest = ["--load-format", "dummy", "--port", "0"]
     done = CliRunner().invoke(app, ["serve", "--policy", "tidal:rectify=16", *rest])
     assert done.exit_code == 0, done.output
     (server, folder), *_ = ran
     told = "bundled", "layers [7] of the recipe beside", "after every 16 sparse steps", "32 tokens"
     for words in (str(server.options.policy), *told):
         assert words in done.stdout
-    assert f"http://127.0.0.1:{free_port}/v1" in done.stdout
+    assert "http://127.0.0.1:0/v1" in done.stdout
     assert not Path(folder).exists()
     assert VARIABLE not in os.environ
 
 
-def test_the_command_prints_every_reason_on_a_line(free_port: int) -> None:
-    rest = ["--pipeline-parallel-size", "2", "--kv-cache-dtype", "fp8_e5m2", "--port", str(free_port)]
+def test_the_command_prints_every_reason_on_a_line() -> None:
+    rest = ["--pipeline-parallel-size", "2", "--kv-cache-dtype", "fp8_e5m2", "--port", "0"]
     done = CliRunner().invoke(app, ["serve", *rest])
     assert done.exit_code == 2
     assert done.stdout == ""
@@ -478,7 +420,7 @@ def test_the_command_prints_every_reason_on_a_line(free_port: int) -> None:
     assert all(line.startswith("saccade: error: ") for line in lines)
 
 
-def test_vllm_that_gives_up_is_one_line(made: Callable[..., Server], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_vllm_that_gives_up_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
     async def fail(args: Namespace) -> None:
         raise RuntimeError("Engine core initialization failed.\nSee root cause above.")
 
@@ -487,9 +429,7 @@ def test_vllm_that_gives_up_is_one_line(made: Callable[..., Server], monkeypatch
         made().run()
 
 
-def test_weights_are_asked_for_unless_vllm_is_told_where_they_come_from(
-    reasons: Reasons, made: Callable[..., Server], tmp_path: Path
-) -> None:
+def test_weights_are_asked_for_unless_vllm_is_told_where_they_come_from(tmp_path: Path) -> None:
     shutil.copytree(model_path(), tmp_path / "model", ignore=shutil.ignore_patterns("*.safetensors", "saccade.json"))
     folder = str(tmp_path / "model")
     assert any("model.safetensors" in reason for reason in reasons(model=folder, policy="quest"))

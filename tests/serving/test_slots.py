@@ -16,8 +16,7 @@ from saccade.adapters.vllm.worker.verified import VerifiedMemory
 from saccade.plans.rectify import Clean, Phase
 
 
-@pytest.mark.parametrize("way", [by_host, by_device])
-@pytest.mark.parametrize("seed", [0, 1])
+@pytest.mark.parametrize(("way", "seed"), [(by_host, 0), (by_device, 1)])
 def test_requests_come_and_go(way: Any, seed: int) -> None:
     selector, world, numbers = CLUSTERS, World(seed), random.Random(seed)
     fed, made = way(world)
