@@ -92,16 +92,19 @@ def accepted(results: Results, file: str) -> list[str]:
 
 
 def rates(results: Results, file: str) -> list[str]:
-    """Tokens per second of rows that decode together, behind them how often stock's (the mean of first and last)."""
-    found = dict[str, dict[int, float]]()
+    """Tokens per second of rows that decode together, how often stock's (the mean of first and last), tokens a step."""
+    found = dict[str, dict[int, tuple[float, float]]]()
     for row in results["rows"]:
         if row.get("pace"):
-            found.setdefault(row["engine"], {})[row["batch"]] = row["pace"]
+            gained = sum(tokens for tokens, *_ in row["each"]) / (row["batch"] * row["steps"])
+            found.setdefault(row["engine"], {})[row["batch"]] = row["pace"], gained
     first, *_, last = found.values()
     body = []
     for engine, paces in found.items():
         name = f"{_budget(engine):,}{engine.partition(':verify')[2]}" if "budget" in engine else engine
-        cells = (f"{pace:,.0f} ({2 * pace / (first[rows] + last[rows]):.2f})" for rows, pace in paces.items())
+        cells = []
+        for rows, (pace, gained) in paces.items():
+            cells.append(f"{pace:,.0f} ({2 * pace / (first[rows][0] + last[rows][0]):.2f}; {gained:.1f})")
         body.append([name, *cells])
     lines = table(["budget", *(f"{rows} together" for rows in first)], body)
     return [*lines, "", told(results["environment"], COUNTED, file)]

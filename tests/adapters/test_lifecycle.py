@@ -297,3 +297,11 @@ def test_a_mask_that_is_not_causal_is_refused_while_decoding() -> None:
         mask[0, 0, 0, 1] = False
         with run.decoding(), pytest.raises(saccade.UnsupportedModelError, match="not causal"):
             model(tiny.prompt()[:, :2], past_key_values=cache, attention_mask=mask)
+
+
+def test_the_attention_name_without_a_run_is_an_error() -> None:
+    saccade.sparsify(tiny.llama(), "dense").restore()
+    model = tiny.fresh()
+    model.set_attn_implementation("saccade")
+    with pytest.raises(saccade.AttachmentError, match="not attached"):
+        model(tiny.prompt())

@@ -182,3 +182,20 @@ def test_calls_that_want_more_than_logits_are_dense(options: dict[str, Any]) -> 
     torch.testing.assert_close(logits, expected.logits[:, -1:], rtol=0, atol=1e-4)
     if "output_hidden_states" in options:
         torch.testing.assert_close(ours.hidden_states[-1], expected.hidden_states[-1][:, -1:], rtol=0, atol=1e-4)
+
+
+@pytest.mark.parametrize("mode", ["overwrite", "verify"])
+def test_streaming_gives_every_token_once(mode: str) -> None:
+    class Streamer:
+        def __init__(self) -> None:
+            self.tokens: list[int] = []
+
+        def put(self, value: torch.Tensor) -> None:
+            self.tokens += value.flatten().tolist()
+
+        def end(self) -> None: ...
+
+    streamer = Streamer()
+    with saccade.sparsify(tiny.llama(), specs(4, mode)["tidal"]):
+        tokens = generate(tiny.llama(), max_new_tokens=30, streamer=streamer)
+    assert streamer.tokens == tokens[0].tolist()

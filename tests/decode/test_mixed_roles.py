@@ -80,3 +80,8 @@ def test_one_set_for_all_heads_needs_uniform_layers() -> None:
     selector = ScoredSelector(ExactScorer("each"), RankUnion(budget=8, sinks=2, recent=0.25), heads="all")
     with pytest.raises(PolicyError, match="mixes roles"):
         Plan(selector, role_map([["publish", "dense"]]))
+
+
+def test_reuse_without_a_refresher_is_refused() -> None:
+    with pytest.raises(PolicyError, match="KV head 1 of layer 1 reuses a selection, but no layer below refreshes head"):
+        role_map([["publish", "dense"], ["reuse", "reuse"]])

@@ -118,6 +118,8 @@ def test_bounds_behind_blocks_of_a_serving_engine(dtype: torch.dtype, block: int
                 assert torch.equal(side[place].double() * factor, extreme)
     written = sum(-(-length // PAGE) for length in lengths) * kv_heads * head_dim
     assert all(int((~side.float().isnan()).sum()) == written for side in (behind.lower, behind.upper))
+    room = cache.as_strided((len(cache), cache.stride(0)), (cache.stride(0), 1))[:, kv_heads * block * 2 * head_dim :]
+    assert int((~room.float().isnan()).sum()) == 2 * written
     case = told(kv, torch.randn(3, 4 * kv_heads, head_dim, device="cuda").bfloat16(), keys)
     bounds, pages = Bounds(behind.lower, behind.upper, rows.page_table), -(-702 // PAGE)
     for pooling in poolings:

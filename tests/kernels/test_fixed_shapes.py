@@ -15,7 +15,7 @@ from saccade.kernels.hybrid_decode.api import hybrid_decode
 from saccade.kernels.page_bounds.api import page_scores, update_page_bounds
 from saccade.kernels.rank_union.api import rank_union
 from saccade.kernels.sparse_decode.api import sparse_decode
-from saccade.kernels.spherical_kmeans.api import spherical_kmeans
+from saccade.kernels.spherical_kmeans.api import member_means, spherical_kmeans
 from saccade.kernels.topk.api import topk
 from saccade.selection.clusters.ordered import ordered_clusters
 from saccade.types import KVView, Rows, Selection, Softmax
@@ -58,6 +58,8 @@ def test_no_reference_synchronises_with_the_host() -> None:
         )
         assert labels.shape == (2, 9)
         assert centroids.shape == (2, 4, 8)
+        means, spreads, sizes = member_means(torch.empty(2, 9, 8), labels, 4, implementation="reference")
+        assert (means.shape, spreads.shape, sizes.shape) == ((2, 4, 8), (2, 4), (2, 4))
         parents, lengths = torch.zeros(2, 4, dtype=torch.int64), torch.zeros(2, 9, dtype=torch.int64)
         planted = ordered_clusters(torch.empty(2, 9, 8), labels, centroids, parents, centroids[:, :3], lengths)
         assert planted.members.shape == (2, 9)

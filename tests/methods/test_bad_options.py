@@ -266,3 +266,8 @@ def test_sizes_of_token_clusters_that_do_not_fit() -> None:
         ({"buffer": 8, "cluster_size": 16}, "buffer=8 is not valid: 16 (a cluster) to 2048 (a group) are"),
     ):
         bad("policy token_clusters: ", words, name="token_clusters", **options)
+
+
+def test_lychee_decodes_pages_have_no_probability() -> None:
+    words = "rule=top_p needs exact scores of single tokens", "a page of 64 tokens"
+    bad("policy lychee_decode: ", *words, name="lychee_decode", roles="every:4", page=64, rule="top_p", top_p=0.5)

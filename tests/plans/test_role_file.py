@@ -156,3 +156,10 @@ def test_lychee_decodes_first_layer_retrieves_with_all_heads(role: str, tmp_path
     with pytest.raises(saccade.PolicyError, match=f"KV head 1 of layer 0 is {role}, but all heads of layer 0 must pub"):
         saccade.policy("lychee_decode", roles=path).plan(SHAPE)
     saccade.policy("composed", roles=path).plan(SHAPE)
+
+
+def test_one_set_for_all_heads_needs_one_role_per_layer(tmp_path: Path) -> None:
+    path = tmp_path / "roles.json"
+    path.write_text(json.dumps(VALID))
+    with pytest.raises(saccade.PolicyError, match="mixes roles"):
+        saccade.policy("composed", roles=path, rule="rank_union").plan(SHAPE)

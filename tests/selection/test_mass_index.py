@@ -149,6 +149,18 @@ def test_how_the_tokens_came_changes_nothing(spec: str) -> None:
         assert torch.equal(*(getattr(tree, name)[:, :, :used][held] for tree in (one, other))), name
 
 
+@pytest.mark.parametrize("spec", ["token_clusters:budget=512", "lychee_cluster:budget=512"])
+def test_an_index_that_has_grown_by_8000_tokens_is_one_planted_at_once(spec: str) -> None:
+    """Its sets are the same at every thousandth token; it is looked at every 25 tokens, a fifth of a buffer."""
+    grown = Decoder(spec, length=12_000)
+    for length in range(3999, 12_000, 25):
+        grown.take_in(length)
+        if length % 1000 == 999:
+            whole = Decoder(spec, length=12_000)
+            whole.take_in(length)
+            assert grown.sets(length) == whole.sets(length)
+
+
 @pytest.mark.parametrize("spec", [TOKENS, CHUNKS])
 def test_what_was_taken_back_leaves_no_trace(spec: str) -> None:
     decoder, fresh = Decoder(spec), Decoder(spec)

@@ -195,6 +195,17 @@ def test_opting_out_is_dense_and_never_run_again() -> None:
     assert decoding(engine, "b", 9) == phase(9, 40, 3)
 
 
+def test_siblings_of_one_prompt() -> None:
+    """What `n=3` makes of a request."""
+    engine = Engine("quest:budget=16,rectify=4")
+    for index in range(3):
+        engine.add(str(index), prompt(21), 30 + index)
+    engine.finish()
+    for index in range(3):
+        assert decoding(engine, str(index), 21) == phase(21, 30 + index, 4)
+    assert engine.worker.found["1"] == 20
+
+
 def test_up_to_the_longest_row() -> None:
     """Which comes at every place of a phase."""
     engine = Engine("quest:budget=16,rectify=4", max_model_len=40)

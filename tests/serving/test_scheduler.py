@@ -221,6 +221,13 @@ def test_counters_are_observed() -> None:
     assert set(counted) == {"rectifications", "rectified_tokens", "preemptions"}
 
 
+def test_without_rectification_it_is_the_stock_scheduler() -> None:
+    engine = Engine("quest:budget=16")
+    engine.add("a", prompt(9), 40)
+    engine.finish()
+    assert decoding(engine, "a", 9) == [(9 + index, 1) for index in range(39)]
+
+
 def refusals() -> Iterator[tuple[str, dict[str, Any], str]]:
     yield "quest:budget=16,rectify=4:verify", {}, "rectify=4:verify"
     yield "quest:budget=16,rectify=64", {}, "--max-num-batched-tokens 64 cannot hold a dense pass of 65 tokens"

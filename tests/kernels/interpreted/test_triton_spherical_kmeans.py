@@ -9,6 +9,7 @@ from kernel_checks import DEVICES
 from test_spherical_kmeans import (  # noqa: F401 - of the kernels
     test_against_float64,
     test_means_are_those_of_loops,
+    test_no_cluster_is_empty,
     test_opposite_vectors_keep_the_centroid,
     test_parts_against_float64,
     test_parts_with_ties_and_empty_clusters,

@@ -15,6 +15,7 @@ from ...methods.policy import Policy
 from ...plans.plan import Plan
 from ...plans.rectify import Rectify
 from ...recipes.kept import lacks_layer
+from ...selection.scorers.page_bounds import PageBounds
 from ...types import CHUNKED, FULL, SLIDING, KVView, Rows
 from .cache_dtype import FP8, VALID, bounds_bytes, number_type, reasons_against_dtype
 from .lossless import unmet_by_drafts
@@ -159,7 +160,8 @@ def _fit(vllm_config: Any, options: ServeOptions) -> list[str]:
             "chunks of text need the tokens, which model runner V1 has too late when it schedules asynchronously: pass "
             "--no-async-scheduling, or set VLLM_USE_V2_MODEL_RUNNER=1"
         )
-    if page is None and plan.selector is not None and plan.selector.new_index(_one_token(plan)) is not None:
+    index = None if plan.selector is None else plan.selector.new_index(_one_token(vllm_config))
+    if index is not None and not isinstance(index, PageBounds):
         reasons.append(
             f"policy {options.policy} keeps something of pages other than bounds of their keys, for which vLLM's cache "
             "has no room: an index of its own must lie in slots (docs/method.md)"
@@ -175,9 +177,10 @@ def _fit(vllm_config: Any, options: ServeOptions) -> list[str]:
     return reasons
 
 
-def _one_token(plan: Plan) -> KVView:
-    """A cache of a layer with one token."""
-    k = torch.zeros((1, 1, len(plan.roles.layers[plan.roles.concerned[0]]), 16), device="cpu")
+def _one_token(vllm_config: Any) -> KVView:
+    """A layer's cache of one token."""
+    shape = shape_of(vllm_config)
+    k = torch.zeros((1, 1, shape.kv_heads, shape.head_dim), dtype=vllm_config.model_config.dtype, device="cpu")
     return KVView(k, k, Rows.on_host(torch.zeros((1, 1), dtype=torch.int32, device="cpu"), [0], [1]))
 
 

@@ -91,7 +91,13 @@ def member_means(
     Returns:
         means float32 `[P, count, d]`, zeros where a set is empty; spreads float32 `[P, count]`, root of the mean
         squared distance from it; members int32 or int64 `[P, count]`.
+
+    Raises:
+        KernelError: shapes or dtypes do not fit, or the requested implementation cannot run.
     """
+    if vectors.dim() != 3 or vectors.dtype != torch.float32 or labels.shape != vectors.shape[:2]:
+        told = f"{vectors.dtype} {list(vectors.shape)} and labels {list(labels.shape)}"
+        raise KernelError(f"member_means: vectors must be float32 [P, N, d] and labels [P, N], got {told}")
     if choose("member_means", implementation, triton=lambda: _refusal(vectors)) == "triton":
         from saccade.kernels.spherical_kmeans import triton
 

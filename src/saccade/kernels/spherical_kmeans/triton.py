@@ -45,7 +45,7 @@ def member_means(vectors: Tensor, labels: Tensor, count: int) -> tuple[Tensor, T
     spreads = vectors.new_empty(means.shape[:2])
     sizes = torch.empty_like(spreads, dtype=torch.int32)
     with torch.cuda.device_of(vectors):
-        _gathered(vectors, labels.int(), means, spreads, sizes)
+        _gathered(vectors, labels.int().contiguous(), means, spreads, sizes)
     return means, spreads, sizes
 
 
