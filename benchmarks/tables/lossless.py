@@ -71,7 +71,7 @@ def gains(results: Results, file: str) -> list[str]:
 
 def chance(row: Mapping[str, Any]) -> float:
     """That a draft is accepted if those before it are, over all positions alike: accepted drafts by drafts judged."""
-    reached = row["by_position"]
+    reached: list[float] = row["by_position"]
     return sum(reached) / (1 + sum(reached[:-1]))
 
 
