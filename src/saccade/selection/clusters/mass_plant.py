@@ -16,8 +16,8 @@ ITERATIONS = 4
 def alike(tokens: Tensor, counts: Tensor, clusters: int, made: Tensor) -> Tensor:
     """Labels int64 `[P, W]` of the first `counts` `[P]` of float32 `[P, W, d]`, in `made` `[P]` of `clusters`.
 
-    Tokens behind them must be zeros, as their labels are. Keys are compared by direction from their mean: what all have
-    in common moves no softmax, and would make all alike.
+    The tokens behind must be zeros. Keys are compared by direction from their mean: what all have in common moves no
+    softmax, and would make all alike.
     """
     # In two steps: a GPU adds up many in parts, whose number depends on what else is added up.
     total = tokens.unflatten(1, (-1, gcd(tokens.shape[1], 64))).sum(2).sum(1, keepdim=True)
