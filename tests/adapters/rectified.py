@@ -99,5 +99,5 @@ def clean_slots_are_dense(
                 assert float(difference.abs().max()) <= rounding * float(largest)
         checked.append(clean)
 
-    with run.model.get_decoder().register_forward_hook(check, with_kwargs=True):
+    with run.model.model.register_forward_hook(check, with_kwargs=True):
         yield checked
