@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -10,6 +9,7 @@ from typing import Any
 import numpy
 
 from saccade.adapters.vllm.lossless import lengths
+from saccade.methods.policy import Policy
 from saccade.report.drawing import as_svg, canvas, headline
 from saccade.report.palette import INK, marks
 
@@ -76,7 +76,7 @@ def chance(row: Mapping[str, Any]) -> float:
 
 
 def _budget(engine: str) -> int:
-    return int(re.findall(r"budget=(\d+)", engine)[0])
+    return Policy.from_spec(engine.removesuffix(", always")).budget or 0
 
 
 def accepted(results: Results, file: str) -> list[str]:
