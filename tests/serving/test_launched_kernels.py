@@ -1,4 +1,4 @@
-"""Which variants of our Triton kernels a step launches, on tensors without content: none is compiled by a request."""
+"""What a step launches, on tensors without content: no kernel that a request has to compile, and little of its own."""
 
 from __future__ import annotations
 
@@ -9,7 +9,10 @@ import pytest
 import torch
 from cuda_engine import CudaEngine, Row
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 from triton.runtime.jit import JITFunction
+from vllm.v1.attention.backends.flash_attn import FlashAttentionMetadataBuilder
 
 from saccade.kernels import _dispatch
 from saccade.kernels._triton import plan, refusals
@@ -93,3 +96,54 @@ def test_a_step_with_a_prompt_launches_what_captured_ones_have_compiled(
             step([*rows, prompt])
             step([prompt, *rows])
     assert launched - compiled == set()
+
+
+class Operations(TorchDispatchMode):
+    """Names of torch's that launch something: not of views, of memory that is not written, and of the host's."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.names: list[str] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        out, name = func(*args, **(kwargs or {})), func.overloadpacket.__name__
+        views = any(one.alias_info is not None and not one.alias_info.is_write for one in func._schema.returns)
+        there = any(isinstance(one, Tensor) and not one.is_cpu for one in tree_leaves(out))
+        if there and not views and "empty" not in name:
+            self.names.append(name)
+        return out
+
+
+@pytest.mark.parametrize(
+    ("policy", "prepared", "most"),
+    [
+        ("tidal:budget=256,reselect=7", [], 16),
+        ("less_is_more:budget=256,reselect=7", [], 16),
+        ("quest:budget=256", ["sub"], 19),
+        ("resa:rectify=none", ["sub"], 14),
+    ],
+)
+@torch.inference_mode()
+def test_beside_attention_and_selection_a_step_launches_little(
+    policy: str, prepared: list[str], most: int, launched: set[Variant], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each launch is a thousandth of a step of 2 ms. Ahead of a step they say where new tokens begin, if bounds follow
+    these, and vLLM's own schedule is made if layers are vLLM's; inside they count, as few for any number of layers."""
+    engine, unscheduled = CudaEngine(monkeypatch, policy, device="meta", requests=ROWS), list[bool]()
+    build = FlashAttentionMetadataBuilder.build
+
+    def noting(self: Any, common_prefix_len: int, common: Any, fast_build: bool = False) -> Any:
+        unscheduled.append(fast_build)
+        return build(self, common_prefix_len, common, fast_build)
+
+    monkeypatch.setattr(FlashAttentionMetadataBuilder, "build", noting)
+    rows = [Row(slot, length + 1) for slot, length in enumerate(LENGTHS)]
+    engine.step(rows, engine.random_qkv(ROWS))
+    common, qkv = engine.metadata(rows), engine.random_qkv(ROWS)
+    with Operations() as ahead:
+        step = engine.builder.build(0, common)
+    with Operations() as inside:
+        engine.layers_of(step, common, qkv)
+    assert ahead.names == prepared
+    assert unscheduled[-1] is not any(engine.serving.plan.roles.passive)
+    assert len(inside.names) <= most, inside.names

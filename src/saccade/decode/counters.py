@@ -62,9 +62,8 @@ class Counters:
         if not usages:
             return
         device = usages[0].rows.seq_lens.device
-        # Sets of one shape are counted together.
-        ordered = sorted(usages, key=_alike)
-        counted = torch.cat([_totals(list(some)) for _, some in groupby(ordered, key=_alike)])
+        ordered = sorted(usages, key=lambda one: (_alike(one), one.counts is not None))
+        counted = _joined([_totals(list(some)) for _, some in groupby(ordered, key=lambda one: id(one.rows))])
         if not self._by_row:
             counted = counted / counted[:, 3:].clamp(min=1)
         with COUNTING:
@@ -114,27 +113,46 @@ class Counters:
 
 
 def _alike(usage: Usage) -> tuple[int, ...]:
-    """Equal for usages of the same rows whose sets have one shape."""
-    if usage.counts is None:
-        return id(usage.rows), 0
-    noted = 1 + (usage.overflowed is not None) + 2 * (usage.last is not None)
-    return id(usage.rows), noted, usage.counts.shape[1], usage.unit
+    """Equal for usages of the same rows whose sets have one shape: all tokens are one set of as many."""
+    noted = (usage.overflowed is not None) + 2 * (usage.last is not None)
+    return id(usage.rows), noted, 1 if usage.counts is None else usage.counts.shape[1], usage.unit
 
 
 def _totals(usages: list[Usage]) -> Tensor:
-    """Of usages that are alike, sums over the rows: float32 `[n, 4]`, tokens, shares, overflows and rows."""
-    rows, unit = usages[0].rows, usages[0].unit
-    lengths = rows.seq_lens
-    counted = lengths > 0 if rows.whole is None else (lengths > 0) & ~rows.whole
-    sizes = lengths.float()
-    counts = [usage.counts for usage in usages if usage.counts is not None]
-    overflows = [usage.overflowed for usage in usages if usage.overflowed is not None]
-    tokens = torch.stack(counts).float().mean(-1) if counts else sizes[None]
-    if unit > 1:
-        # Only the page of the current token can be partial.
-        partial = [usage.last for usage in usages if usage.last is not None]
-        missing = (-lengths).remainder(unit)
-        tokens = tokens * unit - (missing * torch.stack(partial).float().mean(-1) if partial else missing)
-    overflow = torch.stack(overflows).float().mean(-1) if overflows else torch.zeros_like(tokens)
-    each = torch.stack((tokens, tokens / sizes.clamp(min=1), overflow, torch.ones_like(tokens)), dim=-1)
-    return torch.where(counted[:, None], each, 0).sum(1).expand(len(usages), -1)
+    """Of n usages of the same rows, sums over these: float32 `[n, 4]`, tokens, shares, overflows and rows."""
+    rows = usages[0].rows
+    alike = [list(some) for _, some in groupby(usages, key=_alike)]
+    parts = [_tokens(some) for some in alike]
+    tokens = _joined(parts)
+    overflow = torch.zeros_like(tokens)
+    if any(one.overflowed is not None for one in usages):
+        # Where a usage has no flags, none of its sets overflowed.
+        flags = ([one.overflowed for one in some if one.overflowed is not None] for some in alike)
+        overflow = _joined([_means(some) if some else torch.zeros_like(told) for some, told in zip(flags, parts)])
+    counted = rows.seq_lens > 0
+    if rows.whole is not None:
+        counted = counted > rows.whole
+    each = torch.stack((tokens, tokens / rows.seq_lens, overflow, torch.ones_like(tokens)), dim=-1)
+    return torch.where(counted[:, None], each, 0).sum(1)
+
+
+def _tokens(usages: list[Usage]) -> Tensor:
+    """What usages that are alike attended to in each row, float32 `[n, B]`; a mean over their sets."""
+    lengths, unit = usages[0].rows.seq_lens, usages[0].unit
+    tokens = _means([lengths[:, None] if one.counts is None else one.counts for one in usages])
+    if unit == 1:
+        return tokens
+    # Only the page of the current token can be partial: by so much less than none.
+    missing, partial = lengths.remainder(-unit), [one.last for one in usages if one.last is not None]
+    return tokens * unit + (missing * _means(partial) if partial else missing)
+
+
+def _means(sets: Sequence[Tensor]) -> Tensor:
+    """Over the sets of each row, `[B, G]` each."""
+    if sets[0].shape[1] == 1:
+        return torch.stack([one[:, 0] for one in sets]).float()
+    return torch.stack(list(sets)).float().mean(-1)
+
+
+def _joined(parts: Sequence[Tensor]) -> Tensor:
+    return parts[0] if len(parts) == 1 else torch.cat(parts)

@@ -21,6 +21,7 @@ class DecodeStep:
     Attributes:
         parent: metadata of vLLM's own kernel for all rows, in layers whose heads are all dense.
         sparse: all rows; those that do not decode under the policy are `whole`.
+        written: none where no bounds follow what is written.
     """
 
     parent: Any
@@ -66,9 +67,11 @@ class DecodeSteps:
             max_len=self._longest,
             whole=self._whole[:count],
         )
-        written = (Written(rows, self.latest(rows), 1),)
+        written = () if self._sparse.serving.page is None else (Written(rows, self.latest(rows), 1),)
+        # Where no layer is left to vLLM's kernel, nobody reads its schedule, which takes three launches.
+        parent = build_parent(common, not self._sparse.leaves_layers)
         # A position for every row: those that pad the batch come last.
-        return DecodeStep(build_parent(common, False), self._sparse.all_of(batch, whole, rows), written, count)
+        return DecodeStep(parent, self._sparse.all_of(batch, whole, rows), written, count)
 
     def latest(self, rows: Rows) -> Tensor:
         """Positions of the latest tokens, int32 `[B]`, from lengths on the device to where steps look for them."""
