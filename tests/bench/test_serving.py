@@ -95,6 +95,7 @@ class Clocked:
     def begin(self, context: int, batch: int) -> None:
         read = min(context, 2048) if self.name.startswith("quest") else context
         self.ms = 10 * batch + batch * read / 512
+        self.begun = self.now, self.rounds
         if self.again and context > EMPTY:
             self.ms *= Clocked.slower
 
@@ -102,6 +103,10 @@ class Clocked:
         self.rounds += 1
         self.now += (self.ms + (self.dense if self.rounds % self.period == 0 else 0.0)) / 1024
         return self.now
+
+    @property
+    def pace(self) -> float:
+        return (self.now - self.begun[0]) / (self.rounds - self.begun[1])
 
     def end(self) -> None:
         pass
@@ -186,7 +191,10 @@ def test_a_setting_at_which_stock_has_drifted_is_void(
     assert quest["drift"] == pytest.approx(slower - 1)
     # Over the mean of both.
     assert quest["speedup_over_stock"] == pytest.approx(26 * (1 + slower) / 2 / 14)
-    assert "\n".join(printed(serving_table(results), 200)).count("void") == (3 if void else 0)
+    # A file of before has no times of whole loops.
+    old = {**results, "rows": [{name: row[name] for name in row if name != "ms_loop"} for row in results["rows"]]}
+    for told in (results, old):
+        assert "\n".join(printed(serving_table(told), 200)).count("void") == (3 if void else 0)
 
 
 @pytest.mark.usefixtures("clocked")
@@ -297,6 +305,9 @@ def test_a_token_of_drafts_takes_its_share_of_a_cycle(monkeypatch: pytest.Monkey
     (row,) = (row for row in adapted["rows"] if (row["policy"], row["context"]) == (spec, 8192))
     # Every fourth cycle is longer: their mean, and the bytes of a dense step.
     assert (row["ms_per_token"], row["bytes"]) == (pytest.approx(1e3 * 16 / 1024 / 5), stock["bytes"])
+    assert drafts["ms_loop"] == pytest.approx(drafts["ms_per_token"])
+    (plain_row,) = (row for row in adapted["rows"] if (row["policy"], row["context"]) == ("stock", 8192))
+    assert plain_row["ms_slow"] >= plain_row["ms_loop"] > plain_row["ms_per_token"], "a mean, of slow rounds too"
     assert Clocked.given[-2]["adaptive"] and not Clocked.given[1]["adaptive"]
     # Half of eight drafts stand.
     assert [call.kwargs["acceptance"] for call in costs.call_args_list[:6]] == [0, 0, 0.5, 0.5, 0, 0]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import json
+import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -126,11 +127,12 @@ def test_every_engine_stands_on_the_same_cache(
         engine.begin(200, 2)
         # No prompt was run.
         assert all(cache.equal(before) for cache, before in zip(caches, filled, strict=True))
-        answers = []
+        answers, begun, ends = [], time.perf_counter(), []
         for _ in range(6):
-            engine.round()
+            ends.append(engine.round())
             answers.append(engine.tokens[:])
         assert engine.gained == 1
+        assert ends[-1] - ends[0] < 6 * engine.pace <= ends[-1] - begun, "the first round too"
         engine.end()
         engine.close()
         told.append(answers)

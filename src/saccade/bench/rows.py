@@ -78,11 +78,14 @@ class ServingRow(Row):
         drift: of stock's time at this setting between the first engine and the last, as a share; None: it ran once.
         void: the drift is more than `DRIFT`, and nothing can be compared.
         tokens_per_cycle: what a row gains by drafts and the pass that verifies them.
+        ms_loop: mean of all steps of vLLM's loop since the rows have come, which neither leaves out those that warm up
+            nor hides slow ones; None: of a run before there was such a figure.
     """
 
     drift: float | None = None
     void: bool = False
     tokens_per_cycle: float | None = None
+    ms_loop: float | None = None
 
     @property
     def point(self) -> tuple[int, int]:

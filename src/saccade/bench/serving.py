@@ -171,7 +171,7 @@ class ServingJob(EngineJob[tuple[int, int]]):
                 ServingRow(
                     policy=name, runtime="vllm", context=context, batch=batch, threads=max(grid.threads),
                     steps=steps, ms_per_token=cycle / tokens, ms_fast=fast / tokens, ms_slow=slow / tokens,
-                    bytes=cost.total, tokens_per_cycle=gained,
+                    bytes=cost.total, tokens_per_cycle=gained, ms_loop=1e3 * engines[name].pace / tokens,
                 )
             )  # fmt: skip
         return rows

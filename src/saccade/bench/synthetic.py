@@ -130,6 +130,7 @@ class SyntheticEngine(Engine):
         self.tokens: list[int] = []
         self._counts: dict[str, int] = {}
         self._points = self._rounds = self._tokens = 0
+        self._seconds = 0.0
 
     def begin(self, context: int, batch: int) -> None:
         """Let `batch` requests stand at `context` tokens, as if they had been prefilled."""
@@ -142,7 +143,7 @@ class SyntheticEngine(Engine):
             self.llm.llm_engine.add_request(name, *request_for([7 + row] * context, most))
         self.round()
         self.llm.collective_rpc("skip_model", args=(False,))
-        self._rounds, self._tokens = 0, sum(self._counts.values())
+        self._rounds, self._seconds, self._tokens = 0, 0.0, sum(self._counts.values())
 
     def round(self) -> float:
         """Go on until every row has one more token, and say when that was, by `time.perf_counter`.
@@ -150,7 +151,7 @@ class SyntheticEngine(Engine):
         Raises:
             SaccadeError: if a request ended, because rows have no room left.
         """
-        before, inner = dict(self._counts), self.llm.llm_engine
+        start, before, inner = time.perf_counter(), dict(self._counts), self.llm.llm_engine
         while any(self._counts[name] == count for name, count in before.items()):
             for output in inner.step():
                 # Steps that were under way when a batch was dropped may still tell of it.
@@ -160,13 +161,19 @@ class SyntheticEngine(Engine):
                     self.tokens[list(before).index(output.request_id)] = answer[-1]
                 if output.finished:
                     raise SaccadeError("a request ended while it was timed: max_model_len leaves no room for its steps")
-        self._rounds += 1
-        return time.perf_counter()
+        end = time.perf_counter()
+        self._rounds, self._seconds = self._rounds + 1, self._seconds + end - start
+        return end
 
     @property
     def gained(self) -> float:
         """Tokens of a row in a round, the mean since all have come."""
         return (sum(self._counts.values()) - self._tokens) / (self._rounds * len(self._counts))
+
+    @property
+    def pace(self) -> float:
+        """Seconds of a round, the mean of all since all rows have come: as who loops over `LLMEngine.step` waits."""
+        return self._seconds / self._rounds
 
     def end(self) -> None:
         """Drop the requests."""

@@ -37,6 +37,7 @@ SERVING_COLUMNS: Columns = {
     "batch": SETTING["batch"],
     "policy": lambda row: row["policy"],
     "ms per token": lambda row: f"{row['ms_per_token']:.2f}",
+    "whole loop": lambda row: number(row.get("ms_loop"), "{:.2f}"),
     "tokens per cycle": lambda row: number(row.get("tokens_per_cycle"), "{:.2f}"),
     "ms per cycle": lambda row: f"{row['ms_per_token'] * (row.get('tokens_per_cycle') or 1):.2f}",
     "quartiles": lambda row: f"{row['ms_fast']:.2f} to {row['ms_slow']:.2f}",
