@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from cuda_engine import HEAD_DIM, KV_HEADS, LAYERS, QUERY_HEADS, SCALE, CudaEngine, Row, mixed_roles
 from cuda_requests import CLUSTERS, MIXED_PAGES, PAGES, REUSED_PAGES, Requests
 from engines import force_own_path
@@ -14,6 +16,7 @@ from vllm.model_executor.layers.attention import Attention
 from vllm.v1.attention.backend import MultipleOf
 from vllm.v1.attention.backends.flash_attn import FlashAttentionMetadataBuilder
 
+from host_reads import watching
 from saccade.adapters.vllm.worker import room
 from saccade.adapters.vllm.worker.cuda import SaccadeFlashBackend, SaccadeFlashBuilder
 from saccade.adapters.vllm.worker.mixed_step import prepare
@@ -111,7 +114,34 @@ def test_rows_without_tokens_belong_to_nobody(monkeypatch: pytest.MonkeyPatch) -
     engine = CudaEngine(monkeypatch, PAGES)
     part = engine.prepared(engine.metadata([Row(0, 152), Row(3, 9, 9, True), Row(1, 0, 0)])).part(2)
     assert part.parent.seq_lens.tolist() == [9]
-    assert part.sparse.tokens.tolist() == [0]
+    assert (part.sparse.tokens, part.parent_tokens) == (slice(0, 1), slice(1, 10))
+
+
+@pytest.mark.parametrize(
+    ("order", "copied"), [([0, 1, 2], False), ([2, 0, 1], False), ([0, 2, 1], True)], ids=["sorted", "first", "between"]
+)
+def test_a_prompt_is_copied_only_between_rows_that_decode(
+    order: list[int], copied: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As vLLM sorts a batch, layers read and write its tokens where they are; the answers are those of any order."""
+    torch.manual_seed(0)
+    engine = CudaEngine(monkeypatch, PAGES)
+    for layer in engine.layers:
+        layer.use_direct_call = True  # or nobody sees what happens in it
+    engine.run(Row(0, 150, 150, True), Row(1, 99, 99, True))
+    rows, before = [Row(0, 151), Row(1, 100), Row(2, 70, 70, True)], [0, 1, 2, 72]
+    qkv, where = engine.random_qkv(72), [slice(*before[row : row + 2]) for row in order]
+    common = engine.metadata([rows[row] for row in order])
+    step = engine.builder.build(0, common)
+    with watching() as watched:
+        moved = [tuple(torch.cat([one[span] for span in where]) for one in layer) for layer in qkv]
+        found = engine.layers_of(step, common, moved)
+    names = {name for name, _ in watched.shapes}
+    assert names & {"index_select", "index_copy_"} == ({"index_select", "index_copy_"} if copied else set())
+    edges = [0, *accumulate(span.stop - span.start for span in where)]
+    for out, wanted in zip(found, engine.step(rows, qkv), strict=True):
+        for place, span in enumerate(where):
+            assert torch.equal(out[edges[place] : edges[place + 1]], wanted[span])
 
 
 def test_a_profiling_run_has_no_metadata(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -124,11 +124,11 @@ def _totals(usages: list[Usage]) -> Tensor:
     alike = [list(some) for _, some in groupby(usages, key=_alike)]
     parts = [_tokens(some) for some in alike]
     tokens = _joined(parts)
+    flags = [[one.overflowed for one in some if one.overflowed is not None] for some in alike]
     overflow = torch.zeros_like(tokens)
-    if any(one.overflowed is not None for one in usages):
-        # Where a usage has no flags, none of its sets overflowed.
-        flags = ([one.overflowed for one in some if one.overflowed is not None] for some in alike)
-        overflow = _joined([_means(some) if some else torch.zeros_like(told) for some, told in zip(flags, parts)])
+    if any(flags):
+        told = zip(flags, parts, strict=True)
+        overflow = _joined([_means(some) if some else torch.zeros_like(part) for some, part in told])
     counted = rows.seq_lens > 0
     if rows.whole is not None:
         counted = counted > rows.whole
@@ -154,5 +154,5 @@ def _means(sets: Sequence[Tensor]) -> Tensor:
     return torch.stack(list(sets)).float().mean(-1)
 
 
-def _joined(parts: Sequence[Tensor]) -> Tensor:
+def _joined(parts: list[Tensor]) -> Tensor:
     return parts[0] if len(parts) == 1 else torch.cat(parts)

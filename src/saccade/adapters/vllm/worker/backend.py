@@ -177,19 +177,22 @@ class SparseLayer:
         tokens = part.parent_tokens
         if part.parent is not None and tokens is None:
             self.stock(layer, query, key, value, kv_cache, part.parent, output, *args, **kwargs)
-        elif part.parent is not None and tokens is not None:
+        elif part.parent is not None and isinstance(tokens, Tensor):
             own_output = output.new_empty((tokens.shape[0], *output.shape[1:]))
             mine = (tensor.index_select(0, tokens) for tensor in (query, key, value))
             self.stock(layer, *mine, kv_cache, part.parent, own_output, *args, **kwargs)
             output.index_copy_(0, tokens, own_output)
+        elif part.parent is not None:
+            mine = (tensor[tokens] for tensor in (query, key, value))
+            self.stock(layer, *mine, kv_cache, part.parent, output[tokens], *args, **kwargs)
         sparse, count = part.sparse, step.num_actual_tokens
         if sparse is not None:
-            own, kv = sparse.tokens, self.view(layer, kv_cache, sparse.rows)
+            own, kv = slice(count) if sparse.tokens is None else sparse.tokens, self.view(layer, kv_cache, sparse.rows)
             if query.itemsize == 1:  # vLLM's layer has quantised it
                 query = digits(query, layer._q_scale).to(output.dtype)
             softmax = Softmax(self.scale, self.sinks, self.logits_soft_cap or None)
-            if own is None:
-                attend(sparse.state, number, query[:count], kv, softmax, out=output[:count])
+            if isinstance(own, slice):
+                attend(sparse.state, number, query[own], kv, softmax, out=output[own])
             else:
                 output.index_copy_(0, own, attend(sparse.state, number, query.index_select(0, own), kv, softmax))
         if self.serving.metrics is not None:

@@ -58,7 +58,9 @@ def prepare(rows: SparseRows, common: Any, build_parent: BuildParent) -> MixedSt
         found = rows.of(batch, sparse, table[: len(sparse)], lengths[: len(sparse)], None)
         return MixedStep(Part(None, None, found), written, total, dense)
     chosen = async_tensor_h2d(sparse, table.device, torch.int64)
-    tokens = common.query_start_loc[:-1].index_select(0, chosen).long()
+    tokens = _together(common, sparse)
+    if tokens is None:
+        tokens = common.query_start_loc[:-1].index_select(0, chosen).long()
     found = rows.of(batch, sparse, table.index_select(0, chosen), lengths.index_select(0, chosen), tokens)
     gone = set(sparse)
     # The rows with new tokens that vLLM's own kernel serves; rows without any pad a batch.
@@ -100,14 +102,25 @@ def _written_by(common: Any, batch: Batch, rows: list[int], count: int) -> Writt
     return Written(batch.rows(rows, table, lengths, longest=longest), lengths - queries, count)
 
 
-def _only(common: Any, batch: Batch, rest: list[int]) -> tuple[Any, Tensor]:
+def _together(common: Any, rows: list[int]) -> slice | None:
+    """The tokens of ascending rows, where these follow each other, as vLLM sorts its batches; None: they do not.
+
+    Layers read and write them where they are then, and copy no prompt.
+    """
+    starts = common.query_start_loc_cpu
+    return slice(int(starts[rows[0]]), int(starts[rows[-1] + 1])) if rows[-1] - rows[0] < len(rows) else None
+
+
+def _only(common: Any, batch: Batch, rest: list[int]) -> tuple[Any, Tensor | slice]:
     """The metadata of some rows, as of a batch of their own, and where their tokens lie in the flat batch."""
     device = common.block_table_tensor.device
-    starts = common.query_start_loc_cpu.tolist()
-    positions = [position for row in rest for position in range(starts[row], starts[row + 1])]
     edges = [0, *accumulate(batch.queries[row] for row in rest)]
     chosen = async_tensor_h2d(rest, device, torch.int64)
-    tokens = async_tensor_h2d(positions, device, torch.int64)
+    tokens: Tensor | slice | None = _together(common, rest)
+    if tokens is None:
+        starts = common.query_start_loc_cpu.tolist()
+        positions = [position for row in rest for position in range(starts[row], starts[row + 1])]
+        tokens = async_tensor_h2d(positions, device, torch.int64)
     edges_cpu = torch.tensor(edges, dtype=common.query_start_loc_cpu.dtype, device="cpu")
     upper = common.seq_lens_cpu_upper_bound
     others = common.replace(
@@ -115,15 +128,15 @@ def _only(common: Any, batch: Batch, rest: list[int]) -> tuple[Any, Tensor]:
         query_start_loc_cpu=edges_cpu,
         seq_lens=common.seq_lens.index_select(0, chosen),
         num_reqs=len(rest),
-        num_actual_tokens=len(positions),
+        num_actual_tokens=edges[-1],
         max_query_len=max(batch.queries[row] for row in rest),
         max_seq_len=max(batch.lengths[row] for row in rest),
         block_table_tensor=common.block_table_tensor.index_select(0, chosen),
-        slot_mapping=common.slot_mapping.index_select(0, tokens),
+        slot_mapping=common.slot_mapping[tokens],
         is_prefilling=common.is_prefilling[rest],
         seq_lens_cpu_upper_bound=None if upper is None else upper[rest],
         req_idx=None if common.req_idx is None else common.req_idx[rest],
-        positions=None if common.positions is None else common.positions.index_select(0, tokens),
+        positions=None if common.positions is None else common.positions[tokens],
         logits_indices_padded=None,
         num_logits_indices=None,
         _num_computed_tokens_cache=None,

@@ -24,11 +24,12 @@ _SHARED = "_saccade_slots"
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Sparse:
-    """Rows that decode under the policy; `tokens`, int64, are their positions of the flat batch; None: all of it."""
+    """Rows that decode under the policy; `tokens`, int64 or a slice, are their positions of the flat batch; None: all of
+    it."""
 
     state: DecodeState
     rows: Rows
-    tokens: Tensor | None
+    tokens: Tensor | slice | None
 
 
 class SparseRows:
@@ -120,12 +121,12 @@ class SparseRows:
         return Sparse(self._state, rows, None)
 
     def of(
-        self, batch: Batch, chosen: list[int], table: Tensor, lengths: Tensor, tokens: Tensor | None
+        self, batch: Batch, chosen: list[int], table: Tensor, lengths: Tensor, tokens: Tensor | slice | None
     ) -> Sparse | None:
         """How the S chosen rows of a mixed step decode; None if there are none.
 
-        Their blocks are int32 `[S, n]`, their lengths int32 `[S]`, `tokens` int64 `[S]` their positions in the flat
-        batch; None: all, in order.
+        Their blocks are int32 `[S, n]`, their lengths int32 `[S]`, `tokens` int64 `[S]` or a slice, their positions in
+        the flat batch; None: all, in order.
         """
         self._report(batch, chosen)
         self.serving.attended.begin(bool(chosen))

@@ -39,12 +39,12 @@ class Part:
 
     Attributes:
         parent: metadata of vLLM's own kernel for the rows that attend to everything; None if there are none.
-        parent_tokens: int64, their positions in the flat batch; None: all.
+        parent_tokens: their positions in the flat batch, int64, or where they follow each other a slice; None: all.
         sparse: the rows that decode under the policy; None if there are none.
     """
 
     parent: Any | None
-    parent_tokens: Tensor | None
+    parent_tokens: Tensor | slice | None
     sparse: Sparse | None
 
 
