@@ -5,12 +5,15 @@ from __future__ import annotations
 import random
 import time
 from collections.abc import Generator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from .load import LoadedEngine, random_tokens
 
 Conversation = Generator[tuple[list[int], int], list[int], None]
 """Gives prompts and how many tokens answer them, turn by turn; is sent the answers."""
+
+WARM = 8192
+"""Tokens of a prompt before what counts: more than a set holds, and no more than a step of vLLM reads."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,6 +27,7 @@ class Day:
         shared: how much of the first prompts all have in common, as a share: what the system says, and its tools.
         answers: tokens of the shortest and the longest; the logarithms of lengths are spread evenly.
         vocabulary: of the model; what is said is drawn from it at random.
+        warms: whether it is the day before, of which nothing is told, and says something else.
     """
 
     conversations: int
@@ -33,6 +37,12 @@ class Day:
     shared: float
     answers: tuple[int, int]
     vocabulary: int
+    warms: bool = False
+
+    def before(self) -> Day:
+        """A short day in which an engine compiles what it needs: as many conversations, two turns."""
+        start, answer = min(self.start, WARM), self.answers[0]
+        return replace(self, turns=2, start=start, end=start + 2 * answer + 1, answers=(answer, answer), warms=True)
 
     def lengths(self, number: int) -> list[tuple[int, int]]:
         """Of one conversation: tokens of each prompt and of its answer. What comes new is alike in all later turns."""
@@ -54,8 +64,8 @@ class Day:
             said = said + (yield said, answer)
 
     def _seed(self, number: int) -> int:
-        # Another number of conversations finds nothing of this day in the prefix cache.
-        return 1_000_003 * (self.conversations + 1) + number
+        # No other day finds something of this one in the prefix cache.
+        return 1_000_003 * (2 * self.conversations + self.warms + 1) + number
 
 
 @dataclass(slots=True)
@@ -86,7 +96,12 @@ class Replayed:
 
 
 def replay(engine: LoadedEngine, day: Day) -> Replayed:
-    """All conversations from their first prompts to their last answers; each goes on as soon as it was answered."""
+    """All conversations from their first prompts to their last answers; each goes on as soon as it was answered.
+
+    Before that the short day that nobody counts.
+    """
+    if not day.warms:
+        replay(engine, day.before())
     seen, talks = Replayed(prompts=[0] * day.turns, cached=[0] * day.turns), dict[str, tuple[Conversation, int]]()
     begun = last = time.perf_counter()
     for number in range(day.conversations):

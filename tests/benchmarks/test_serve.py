@@ -236,8 +236,8 @@ def test_stock_that_differs_from_itself_makes_a_point_void() -> None:
 def test_percentiles() -> None:
     assert percentiles([]) == (0, 0)
     assert percentiles([0.5]) == (500, 500)
-    median, high = percentiles([number / 1000 for number in range(101)])
-    assert (median, high) == pytest.approx((50, 99))
+    every = [number / 1000 for number in range(101)]
+    assert percentiles(every) == pytest.approx((50, 99)) and percentiles(every, 90) == pytest.approx((50, 90))
 
 
 def test_lengths_are_drawn_once_and_grow_from_start_to_end() -> None:
@@ -265,14 +265,16 @@ def test_prompts_are_all_that_was_said() -> None:
             said = prompt + answer
             first += [] if turn else [prompt]
     assert first[0][:10] == first[1][:10] and first[0][10] != first[1][10]
-    # Another number of conversations shares nothing with these.
-    assert next(Day(3, 3, 40, 100, 0.25, (4, 16), 1000).conversation(0))[0][:10] != first[0][:10]
+    # Another number of conversations shares nothing with these, nor does the short day before.
+    for other in (replace(DAY, conversations=3), DAY.before(), replace(DAY.before(), conversations=1)):
+        assert next(other.conversation(0))[0][:10] != first[0][:10]
 
 
 @pytest.mark.usefixtures("vllm")
 def test_a_day_is_counted_step_by_step() -> None:
     """A step takes half a second, a request's first token comes in the third."""
     seen = replay(LoadedEngine(None), DAY)
+    assert Answering.asked[:4] == [4] * 4 and len(Answering.asked) == 4 + 6
     days, waits, decodes, ends = [DAY.lengths(number) for number in range(2)], set[int](), list[set[int]](), list[int]()
     for day in days:
         step = 0
@@ -305,8 +307,9 @@ def test_rows_of_a_day_and_of_one_that_goes_on(invoke: Invoke, tmp_path: Path) -
         assert (row["drift"], row["void"], row["answers"], row["first_ms_p90"]) == (0, False, 6, 1500 / over)
         assert row["tokens_per_second"] == (row["tokens"] - 6) / row["decode_seconds"]
         assert row["cached_share"] == pytest.approx(fmean(row["cached_tokens"]) / fmean(row["prompt_tokens"]))
-    assert sorted(Answering.asked) == sorted(3 * [tokens for number in (0, 1) for _, tokens in DAY.lengths(number)])
+    wanted = [4] * 4 + [tokens for number in (0, 1) for _, tokens in DAY.lengths(number)]
+    assert sorted(Answering.asked) == sorted(3 * wanted)
     assert "\n".join(printed(day_table(found), 200)).count("2.00×") == 3
     file.write_text(json.dumps({**found, "rows": rows[:2]}))
     assert invoke(*told.split(), file, "--resume").exit_code == 0
-    assert json.loads(file.read_text())["rows"] == rows and len(Answering.asked) == 4 * 6
+    assert json.loads(file.read_text())["rows"] == rows and len(Answering.asked) == 4 * 10
