@@ -25,7 +25,7 @@ app = typer.Typer(name="benchmarks", cls=OneLineErrors, no_args_is_help=True, pr
 
 @app.callback()
 def _benchmarks() -> None:
-    """Time single operations, short and long decoding, the growth of an index, drafts, and requests under a load."""
+    """Time single operations, short and long decoding, the growth of an index, drafts, loads, and an agent's day."""
 
 
 @app.command()
@@ -250,6 +250,51 @@ def serve(
         requests=requests, stream=stream, draft_rate=draft_rate,
     )  # fmt: skip
     time_engines(ClientsJob.check(settings), load_table, json, resume=resume)
+
+
+@app.command()
+def agent(
+    shape: options.Shape = "smollm2-135m",
+    conversations: Annotated[list[str], words("N,N", "So many at once, each with one request at a time.")] = CLIENTS,
+    turns: Annotated[int, count("Turns of a conversation.", 2)] = 20,
+    start: Annotated[int, count("Tokens of a conversation's first prompt.")] = 65_536,
+    end: Annotated[int, count("Tokens of a conversation with its last answer.")] = 131_072,
+    answers: Annotated[str, words("N,N", "Tokens of the shortest answer and of the longest.")] = "50,800",
+    shared: Annotated[float, number("SHARE", "Share of the first prompts that all have in common.")] = 0.25,
+    draft_rate: options.DraftRate = None,
+    threads: options.VllmThreads = 2,
+    policy: options.Policies = SERVED_POLICIES,
+    budget: options.TimedBudgets = BUDGET,
+    memory: options.Memory = 0.9,
+    tensor_parallel: options.TensorParallel = 1,
+    kv_cache_dtype: options.CacheDtype = "auto",
+    dtype: RandomDtype = "bfloat16",
+    device: options.VllmDevice = "auto",
+    json: JsonFile = None,
+    resume: options.Resume = False,
+) -> None:
+    """Time an agent's day on vLLM with random weights: conversations that grow turn by turn, stock and under policies.
+
+    Every prompt is all that was said before, answers included, and a new message of random tokens. Engines run one
+    after another, stock first and last. All answer the same numbers of tokens, drawn once, short ones more often: their
+    logarithms are spread evenly. Which tokens, each engine says for itself. A row decodes from its first token to its
+    last; "alone" is the time in which no prompt waits for its first. A short day before, in which kernels are compiled,
+    does not count.
+
+    Example:
+
+      python -m benchmarks agent --shape smollm2-135m:4 --start 256 --end 512 --turns 3 --answers 4,16 --policy quest
+    """
+    from .serve.agent import AgentJob, AgentSettings
+    from .serve.table import day_table
+
+    quiet_libraries()
+    settings = AgentSettings(
+        shape=shape, contexts=[f"{start},{end}"], batches=conversations, threads=[str(threads)], dtype=dtype,
+        device=device, policies=policy, budgets=budget, steps=None, memory=memory, tensor_parallel=tensor_parallel,
+        kv_cache_dtype=kv_cache_dtype, shared=shared, draft_rate=draft_rate, turns=turns, answers=answers,
+    )  # fmt: skip
+    time_engines(AgentJob.check(settings), day_table, json, resume=resume)
 
 
 @app.command()

@@ -1,1 +1,1 @@
-"""`python -m benchmarks serve`: requests per second and times of tokens under a load that does not let up."""
+"""`python -m benchmarks serve` and `agent`: vLLM under clients that never wait, and through an agent's day."""

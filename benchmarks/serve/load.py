@@ -39,17 +39,20 @@ class Load:
 
     def prompts(self) -> Iterator[list[int]]:
         """Prompts without end, no two alike behind what they share."""
-        common = self._tokens(0, max(self.lengths))
+        # No load finds in the prefix cache what one before it has left there.
+        seed = 1_000_003 * self.clients
+        common = random_tokens(seed, max(self.lengths), self.vocabulary)
         for number in count():
             length = self.lengths[number % len(self.lengths)]
             kept = int(self.shared * length)
-            yield common[:kept] + self._tokens(1 + number, length - kept)
+            yield common[:kept] + random_tokens(seed + 1 + number, length - kept, self.vocabulary)
 
-    def _tokens(self, number: int, length: int) -> list[int]:
-        # No load finds in the prefix cache what one before it has left there.
-        generator = torch.Generator().manual_seed(1_000_003 * self.clients + number)
-        tokens: list[int] = torch.randint(self.vocabulary, (length,), generator=generator, device="cpu").tolist()
-        return tokens
+
+def random_tokens(seed: int, length: int, vocabulary: int) -> list[int]:
+    """The same for the same seed."""
+    generator = torch.Generator().manual_seed(seed)
+    tokens: list[int] = torch.randint(vocabulary, (length,), generator=generator, device="cpu").tolist()
+    return tokens
 
 
 @dataclass(slots=True)
@@ -73,16 +76,50 @@ class Served:
     gaps: list[float] = field(default_factory=list)
 
 
-Running = dict[str, tuple[float, int]]
-"""Requests under way: when each was asked or had its last token, and how many it has."""
+@dataclass(frozen=True, slots=True)
+class Heard:
+    """What a step brought a request: vLLM's output, `gained` tokens behind those `before`, seconds after the last."""
+
+    output: Any
+    gap: float
+    before: int
+    gained: int
 
 
 class LoadedEngine(Engine):
-    """An engine with its prefix cache, as served."""
+    """An engine with its prefix cache, as served.
+
+    Attributes:
+        running: requests under way: when each was asked or had its last token, and how many it has.
+    """
 
     def __init__(self, options: ServeOptions | None, **settings: Any) -> None:
         super().__init__(options, enable_prefix_caching=True, **settings)
+        self.running: dict[str, tuple[float, int]] = {}
         self._asked = count()
+
+    def ask(self, prompt: list[int], tokens: int) -> str:
+        """Ask for so many tokens behind a prompt; the request's name."""
+        name, request = str(next(self._asked)), request_for(prompt, tokens)
+        self.running[name] = time.perf_counter(), 0
+        self.llm.llm_engine.add_request(name, *request)
+        return name
+
+    def step(self) -> tuple[float, list[Heard]]:
+        """Go on until there is something to hear: when that was, by `time.perf_counter`, and of which requests."""
+        outputs, now, heard = self.llm.llm_engine.step(), time.perf_counter(), []
+        for output in outputs:
+            name = output.request_id
+            if name not in self.running:
+                # Steps that were under way when a load was dropped may still tell of it.
+                continue
+            (since, before), tokens = self.running[name], len(output.outputs[0].token_ids)
+            heard.append(Heard(output, now - since, before, tokens - before))
+            if output.finished:
+                del self.running[name]
+            elif tokens > before:
+                self.running[name] = now, tokens
+        return now, heard
 
     def serve(self, load: Load) -> Served:
         """Keep clients busy, and count from their first answers on; requests under way at the end are dropped.
@@ -94,36 +131,29 @@ class LoadedEngine(Engine):
         Raises:
             SaccadeError: if a client's answer ended beside a stream.
         """
-        inner, prompts, served = self.llm.llm_engine, load.prompts(), Served()
-        running: Running = {}
+        prompts, served = load.prompts(), Served()
         for client in range(load.clients):
-            tokens = load.new_tokens if load.stream else -(-load.new_tokens * (client + 1) // load.clients)
-            self._ask(next(prompts), tokens, running)
+            self.ask(
+                next(prompts), load.new_tokens if load.stream else -(-load.new_tokens * (client + 1) // load.clients)
+            )
         answered, opened, warm = 0, None, load.clients if load.stream else max(load.clients, len(load.lengths))
-        clients, streamed = set(running) if load.stream else set(), 0
+        clients, streamed = set(self.running) if load.stream else set(), 0
         while served.requests < load.requests:
-            outputs, now, done = inner.step(), time.perf_counter(), 0
-            for output in outputs:
-                name = output.request_id
-                if name not in running:
-                    # Steps that were under way when a load was dropped may still tell of it.
-                    continue
-                (since, before), tokens = running[name], len(output.outputs[0].token_ids)
-                if opened is not None and tokens > before:
-                    (served.gaps if before else served.firsts).append(now - since)
-                    served.tokens += tokens - before
-                if tokens > before:
-                    running[name] = now, tokens
-                    answered += name in clients and not before
-                if output.finished:
-                    if name in clients:
+            (now, heard), done = self.step(), 0
+            for one in heard:
+                if one.gained and opened is not None:
+                    (served.gaps if one.before else served.firsts).append(one.gap)
+                    served.tokens += one.gained
+                if one.gained and not one.before:
+                    answered += one.output.request_id in clients
+                if one.output.finished:
+                    if one.output.request_id in clients:
                         raise SaccadeError(f"new-tokens={load.new_tokens} is too few: a client's answer ended")
-                    del running[name]
                     done += 1
                     if opened is not None:
                         served.requests += 1
-                        served.prompt_tokens += len(output.prompt_token_ids)
-                        served.cached_tokens += output.num_cached_tokens
+                        served.prompt_tokens += len(one.output.prompt_token_ids)
+                        served.cached_tokens += one.output.num_cached_tokens
             answered += 0 if load.stream else done
             if opened is None and answered >= warm:
                 opened = now
@@ -132,11 +162,7 @@ class LoadedEngine(Engine):
                 done = int(served.seconds * load.stream) - streamed
                 streamed += done
             for _ in range(done):
-                self._ask(next(prompts), 1 if load.stream else load.new_tokens, running)
-        self.drop(running)
+                self.ask(next(prompts), 1 if load.stream else load.new_tokens)
+        self.drop(self.running)
+        self.running.clear()
         return served
-
-    def _ask(self, prompt: list[int], tokens: int, running: Running) -> None:
-        name, request = str(next(self._asked)), request_for(prompt, tokens)
-        running[name] = time.perf_counter(), 0
-        self.llm.llm_engine.add_request(name, *request)

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any, TypeVar
 
 from saccade.bench.variants import STOCK, STOCK_AGAIN
 
@@ -15,11 +17,45 @@ LOAD_DRIFT = 0.05
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LoadRow:
-    """One engine under a load that does not let up; times in milliseconds.
+class EngineRow(ABC):
+    """One engine at one point.
 
     Attributes:
         policy: spec, or `stock`.
+        over_stock: `pace` over the mean of stock's; so are others of `paces`.
+        drift: of stock's pace between the first engine and the last, as a share; None: it ran once.
+        void: the drift is more than `LOAD_DRIFT`, and nothing can be compared.
+    """
+
+    policy: str
+    over_stock: float | None = None
+    drift: float | None = None
+    void: bool = False
+
+    @property
+    @abstractmethod
+    def point(self) -> int:
+        """What tells rows of one engine apart."""
+
+    @property
+    @abstractmethod
+    def pace(self) -> float:
+        """What engines are compared by, and what drifts."""
+
+    @property
+    def paces(self) -> Mapping[str, float]:
+        """All that is compared, by the field that says what it is over stock's."""
+        return {"over_stock": self.pace}
+
+
+AnyRow = TypeVar("AnyRow", bound=EngineRow)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoadRow(EngineRow):
+    """One engine under a load that does not let up; times in milliseconds.
+
+    Attributes:
         clients: each with one request at a time.
         requests, seconds: answered in the time that counts, and that time.
         requests_per_second, tokens_per_second: answered, and generated.
@@ -28,12 +64,8 @@ class LoadRow:
         next_ms, next_ms_p99: between two steps that brought a request tokens, of `gaps` of them.
         row_tokens_per_second: of a request behind its first token, also while others' prompts are read.
         stream: prompts a second that came beside clients whose answers went on.
-        over_stock: `pace` over the mean of stock's.
-        drift: of stock's pace between the first engine and the last, as a share; None: it ran once.
-        void: the drift is more than `LOAD_DRIFT`, and nothing can be compared.
     """
 
-    policy: str
     clients: int
     requests: int
     seconds: float
@@ -49,13 +81,9 @@ class LoadRow:
     gaps: int
     row_tokens_per_second: float | None = None
     stream: float | None = None
-    over_stock: float | None = None
-    drift: float | None = None
-    void: bool = False
 
     @property
     def point(self) -> int:
-        """What tells rows of one engine apart."""
         return self.clients
 
     @property
@@ -78,22 +106,23 @@ def row_of_load(policy: str, clients: int, served: Served, stream: float | None 
     )  # fmt: skip
 
 
-def percentiles(seconds: Sequence[float]) -> tuple[float, float]:
-    """Median and 99th percentile in milliseconds; of one time twice that, of none zeros."""
+def percentiles(seconds: Sequence[float], high: int = 99) -> tuple[float, float]:
+    """Median and a high percentile in milliseconds; of one time twice that, of none zeros."""
     if len(seconds) < 2:
         return (1e3 * sum(seconds),) * 2
-    return 1e3 * statistics.median(seconds), 1e3 * statistics.quantiles(seconds, n=100, method="inclusive")[98]
+    return 1e3 * statistics.median(seconds), 1e3 * statistics.quantiles(seconds, n=100, method="inclusive")[high - 1]
 
 
-def under_load(rows: Sequence[LoadRow]) -> list[LoadRow]:
-    """Rows by number of clients, with what compares them; stock's rate is the mean of its rows."""
+def beside_stock(rows: Sequence[AnyRow]) -> list[AnyRow]:
+    """Rows by point, with what compares them; stock's paces are the means of its rows."""
     completed = []
-    for clients in dict.fromkeys(row.clients for row in rows):
-        held = [row for row in rows if row.clients == clients]
-        stock = [row.pace for row in held if row.policy in (STOCK, STOCK_AGAIN)]
-        drift = stock[-1] / stock[0] - 1 if len(stock) > 1 else None
+    for point in dict.fromkeys(row.point for row in rows):
+        held = [row for row in rows if row.point == point]
+        stock = [row for row in held if row.policy in (STOCK, STOCK_AGAIN)]
+        drift = stock[-1].pace / stock[0].pace - 1 if len(stock) > 1 else None
         void = drift is not None and abs(drift) > LOAD_DRIFT
         for row in held:
-            over = row.pace / statistics.fmean(stock) if stock else None
-            completed.append(replace(row, over_stock=over, drift=drift, void=void))
+            means = {name: statistics.fmean(one.paces[name] for one in stock) if stock else 0.0 for name in row.paces}
+            over: dict[str, Any] = {name: row.paces[name] / mean if mean else None for name, mean in means.items()}
+            completed.append(replace(row, drift=drift, void=void, **over))
     return completed

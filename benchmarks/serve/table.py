@@ -1,4 +1,4 @@
-"""The table that `python -m benchmarks serve` prints."""
+"""The tables that `python -m benchmarks serve` and `agent` print."""
 
 from __future__ import annotations
 
@@ -21,5 +21,20 @@ COLUMNS: Columns = {
     "next p99": lambda row: f"{row['next_ms_p99']:.1f}",
     "stock's drift": SERVING_COLUMNS["stock's drift"],
 }
+DAY_COLUMNS: Columns = {
+    "at once": lambda row: str(row["conversations"]),
+    "policy": COLUMNS["policy"],
+    "day, s": lambda row: f"{row['seconds']:.1f} ({number(row['day_over_stock'], '{:.2f}×')})",
+    "decoded/s": lambda row: f"{row['tokens_per_second']:.3g} ({number(row['over_stock'], '{:.2f}×')})",
+    "alone": lambda row: f"{row['alone_tokens_per_second']:.3g} ({number(row['alone_over_stock'], '{:.2f}×')})",
+    "first, s": COLUMNS["first, s"],
+    "p90": lambda row: f"{row['first_ms_p90'] / 1e3:.2f}",
+    "next, ms": COLUMNS["next, ms"],
+    "p99": COLUMNS["next p99"],
+    "cached": lambda row: f"{sum(row['cached_tokens']) / len(row['cached_tokens']):,.0f}",
+    "drift": COLUMNS["stock's drift"],
+}
+"""Tokens that are cached are the mean of all prompts'."""
 
 load_table = partial(timing_table, columns=COLUMNS, setting=("clients",))
+day_table = partial(timing_table, columns=DAY_COLUMNS, setting=("conversations",))

@@ -14,6 +14,7 @@ SIZES = {
     "growth": "--context 300 --budget 64 --head-dim 8 --rounds 2",
     "kernels": "--budget 2048",
     "serve": "--clients 2 --context 64,32 --policy quest --device cpu",
+    "agent": "--start 64 --end 256 --turns 3 --answers 4,16 --policy quest --device cpu",
 }
 REFUSED = {
     "soak": {
@@ -50,6 +51,14 @@ REFUSED = {
         "--draft-rate 0.5": "draft-rate=0.5 is valid only beside drafts",
         "--batch 4": "No such option: --batch",
         "--max-model-len 4": "No such option: --max-model-len",
+    },
+    "agent": {
+        "--conversations 0": "conversations '0' is not valid",
+        "--turns 1": "'1' is not valid; whole numbers from 2",
+        "--answers 16,4": "answers=16,4 is not valid: the shortest and the longest, such as 50,800",
+        "--answers 4,8,16": "answers=4,8,16 is not valid",
+        "--end 113": "end=113 has no room for 3 answers of up to 16 tokens behind 64 and for what is said between",
+        "--shared 1": "shared=1.0 is not valid",
     },
 }
 

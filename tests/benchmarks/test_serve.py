@@ -1,12 +1,13 @@
-"""`python -m benchmarks serve` without vLLM: what is refused, what clients ask, and what counts."""
+"""`python -m benchmarks serve` and `agent` without vLLM: what is refused, what is asked, and what counts."""
 
 from __future__ import annotations
 
 import json
 import sys
 from dataclasses import dataclass, field, replace
-from itertools import islice
+from itertools import islice, pairwise
 from pathlib import Path
+from statistics import fmean
 from types import SimpleNamespace
 from typing import Any, ClassVar
 
@@ -15,9 +16,10 @@ import torch
 
 from benchmarks.serve import load
 from benchmarks.serve.clients import ClientsJob, ClientsSettings
+from benchmarks.serve.day import Day, replay
 from benchmarks.serve.load import Load, LoadedEngine
-from benchmarks.serve.rows import percentiles, row_of_load, under_load
-from benchmarks.serve.table import load_table
+from benchmarks.serve.rows import beside_stock, percentiles, row_of_load
+from benchmarks.serve.table import day_table, load_table
 from claims.stored import RESULTS
 from commands import Invoke
 from saccade import SaccadeError
@@ -29,6 +31,8 @@ SETTINGS: dict[str, Any] = {
     "shape": "smollm2-135m", "contexts": ["64,32"], "batches": ["2"], "threads": ["1"], "policies": ["quest"],
     "budgets": ["2048"], "steps": None, "dtype": "bfloat16", "device": "cpu",
 }  # fmt: skip
+
+DAY = Day(conversations=2, turns=3, start=40, end=100, shared=0.25, answers=(4, 16), vocabulary=1000)
 
 
 def checked(**changed: Any) -> ClientsJob:
@@ -222,7 +226,7 @@ def test_stock_that_differs_from_itself_makes_a_point_void() -> None:
         seen = load.Served(seconds=10 / rate, requests=10, tokens=1, prompt_tokens=1, firsts=[1.0], gaps=[1.0, 2.0])
         return row_of_load(policy, number, seen)
 
-    rows = under_load([row("stock", 1.0), row("quest", 2.0), row("stock (last)", 1.06), row("stock", 3.0, 2)])
+    rows = beside_stock([row("stock", 1.0), row("quest", 2.0), row("stock (last)", 1.06), row("stock", 3.0, 2)])
     assert [one.void for one in rows] == [True, True, True, False]
     assert rows[1].over_stock == pytest.approx(2 / 1.03)
     assert rows[1].drift == pytest.approx(0.06)
@@ -232,5 +236,80 @@ def test_stock_that_differs_from_itself_makes_a_point_void() -> None:
 def test_percentiles() -> None:
     assert percentiles([]) == (0, 0)
     assert percentiles([0.5]) == (500, 500)
-    median, high = percentiles([number / 1000 for number in range(101)])
-    assert (median, high) == pytest.approx((50, 99))
+    every = [number / 1000 for number in range(101)]
+    assert percentiles(every) == pytest.approx((50, 99)) and percentiles(every, 90) == pytest.approx((50, 90))
+
+
+def test_lengths_are_drawn_once_and_grow_from_start_to_end() -> None:
+    day = Day(4, 20, 65_536, 131_072, 0.25, (50, 800), 1000)
+    drawn = [day.lengths(number) for number in range(50)]
+    assert drawn == [day.lengths(number) for number in range(50)]
+    answers = [answer for lengths in drawn for _, answer in lengths]
+    # Spread evenly by their logarithms: a quarter of them in each fourth of 50 to 801, which is 16 times as long.
+    for low, high in ((50, 100), (100, 200), (200, 400), (400, 801)):
+        assert sum(low <= answer < high for answer in answers) / len(answers) == pytest.approx(0.25, abs=0.05)
+    for lengths in drawn:
+        assert (lengths[0][0], sum(lengths[-1])) == (65_536, 131_072)
+        new = [later - sum(before) for before, (later, _) in pairwise(lengths)]
+        assert 0 < max(new) - 1 <= min(new) <= max(new)
+
+
+def test_prompts_are_all_that_was_said() -> None:
+    first = []
+    for number in range(2):
+        talk, said, answer = DAY.conversation(number), list[int](), list[int]()
+        for turn, (length, tokens) in enumerate(DAY.lengths(number)):
+            prompt, wanted = talk.send(answer) if turn else next(talk)
+            assert (len(prompt), wanted, prompt[: len(said)]) == (length, tokens, said)
+            answer = [2000 + turn] * tokens
+            said = prompt + answer
+            first += [] if turn else [prompt]
+    assert first[0][:10] == first[1][:10] and first[0][10] != first[1][10]
+    # Another number of conversations shares nothing with these, nor does the short day before.
+    for other in (replace(DAY, conversations=3), DAY.before(), replace(DAY.before(), conversations=1)):
+        assert next(other.conversation(0))[0][:10] != first[0][:10]
+
+
+@pytest.mark.usefixtures("vllm")
+def test_a_day_is_counted_step_by_step() -> None:
+    """A step takes half a second, a request's first token comes in the third."""
+    seen = replay(LoadedEngine(None), DAY)
+    assert Answering.asked[:4] == [4] * 4 and len(Answering.asked) == 4 + 6
+    days, waits, decodes, ends = [DAY.lengths(number) for number in range(2)], set[int](), list[set[int]](), list[int]()
+    for day in days:
+        step = 0
+        for _, tokens in day:
+            waits |= {step + 1, step + 2, step + 3}
+            decodes.append(set(range(step + 4, step + 3 + tokens)))
+            step += 2 + tokens
+        ends.append(step)
+    some = set[int]().union(*decodes)
+    assert seen.seconds == 0.5 * max(ends)
+    assert (seen.decode_seconds, seen.decode_tokens) == (0.5 * len(some), sum(map(len, decodes)))
+    alone = sum(len(one - waits) for one in decodes)
+    assert (seen.alone_seconds, seen.alone_tokens) == (0.5 * len(some - waits), alone)
+    assert (seen.firsts, set(seen.gaps)) == ([1.5] * 6, {0.5})
+    assert seen.tokens == len(seen.gaps) + 6 == sum(tokens for day in days for _, tokens in day)
+    assert seen.prompts == [sum(day[turn][0] for day in days) for turn in range(3)]
+    assert seen.cached == [sum(day[turn][0] // 4 for day in days) for turn in range(3)]
+
+
+@pytest.mark.usefixtures("vllm")
+def test_rows_of_a_day_and_of_one_that_goes_on(invoke: Invoke, tmp_path: Path) -> None:
+    told = "agent --conversations 2 --start 40 --end 100 --turns 3 --answers 4,16 --policy quest --device cpu --json"
+    file = tmp_path / "day.json"
+    assert invoke(*told.split(), file).exit_code == 0
+    found = json.loads(file.read_text())
+    rows = found["rows"]
+    assert [row["policy"] for row in rows] == ["stock", "quest:budget=2048", "stock (last)"]
+    for row, over in zip(rows, (1, 2, 1), strict=True):
+        assert [row[name] for name in ("over_stock", "alone_over_stock", "day_over_stock")] == pytest.approx([over] * 3)
+        assert (row["drift"], row["void"], row["answers"], row["first_ms_p90"]) == (0, False, 6, 1500 / over)
+        assert row["tokens_per_second"] == (row["tokens"] - 6) / row["decode_seconds"]
+        assert row["cached_share"] == pytest.approx(fmean(row["cached_tokens"]) / fmean(row["prompt_tokens"]))
+    wanted = [4] * 4 + [tokens for number in (0, 1) for _, tokens in DAY.lengths(number)]
+    assert sorted(Answering.asked) == sorted(3 * wanted)
+    assert "\n".join(printed(day_table(found), 200)).count("2.00×") == 3
+    file.write_text(json.dumps({**found, "rows": rows[:2]}))
+    assert invoke(*told.split(), file, "--resume").exit_code == 0
+    assert json.loads(file.read_text())["rows"] == rows and len(Answering.asked) == 4 * 10

@@ -8,6 +8,7 @@ import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from statistics import fmean
 from types import SimpleNamespace
 from typing import Any
 from unittest.mock import patch
@@ -19,7 +20,10 @@ from engines import eight_bits, force_own_path, runner
 from vllm import LLM
 
 from benchmarks.__main__ import app
+from benchmarks.serve.agent import AgentJob, AgentSettings
 from benchmarks.serve.clients import ClientsJob, ClientsSettings
+from benchmarks.serve.day import Day
+from benchmarks.serve.day_rows import DayRow
 from commands import invoker
 from saccade.adapters.vllm.cache_dtype import as_numbers
 from saccade.adapters.vllm.options import ServeOptions
@@ -140,11 +144,32 @@ def test_every_engine_stands_on_the_same_cache(
     assert len({tuple(answer) for answer in told[0]}) > 1
 
 
-def test_clients_are_served_from_the_prefix_cache() -> None:
+def test_clients_and_agents_are_served_from_the_prefix_cache(monkeypatch: pytest.MonkeyPatch) -> None:
     """Rectified; three of four blocks of a prompt are shared, and the two first prompts fill them."""
     settings = {**SETTINGS, "contexts": ["256,128"], "batches": ["2"], "policies": ["resa"], "steps": None}
     job = ClientsJob.check(ClientsSettings(**settings, new_tokens=4, shared=0.75, requests=6))
+    # The same engines go through a day of two conversations.
+    settings |= {"contexts": ["110,256"], "turns": 3, "answers": "20,40", "shared": 0.3}
+    agents, days, serve = AgentJob.check(AgentSettings(**settings)), list[DayRow](), ClientsJob.measure
+
+    def measure(job: ClientsJob, engines: Any, point: int) -> Any:
+        days.extend(agents.measure(engines, 2))
+        return serve(job, engines, point)
+
+    monkeypatch.setattr(ClientsJob, "measure", measure)
     results = job.run(lambda unit, results: None)
+    lengths = [Day(2, 3, 110, 256, 0.3, (20, 40), agents.vocabulary).lengths(number) for number in range(2)]
+    for row in days:
+        assert row.tokens == sum(answer for one in lengths for _, answer in one)
+        assert row.prompt_tokens == [fmean(one[turn][0] for one in lengths) for turn in range(3)]
+        assert 0 < row.alone_seconds <= row.decode_seconds < row.seconds and row.alone_tokens_per_second > 0
+    cached = {row.policy: row.cached_tokens for row in days}
+    # Whole blocks of 32: one that both begin with, then all up to the answer before, whose last token is not there yet.
+    said = [fmean((sum(one[turn]) - 1) // 32 * 32 for one in lengths) for turn in range(2)]
+    assert cached["stock"] == cached[STOCK_AGAIN] == [16, *said]
+    # Answers of 32 tokens have a dense pass; of these shorter ones nothing is clean.
+    clean = [fmean(one[turn][0] // 32 * 32 for one in lengths) for turn in range(2)]
+    assert cached["resa"] == [16, *clean] != [16, *said]
     assert [row["policy"] for row in results["rows"]] == ["stock", "resa", STOCK_AGAIN]
     assert results["notes"] == []
     for row in results["rows"]:

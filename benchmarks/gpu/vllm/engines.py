@@ -1,4 +1,4 @@
-"""Engines of random weights, stock or with saccade's plugin: what smoke.py and baseline.py have in common."""
+"""The engines of random weights that smoke.py asks, stock or with saccade's plugin."""
 
 from __future__ import annotations
 

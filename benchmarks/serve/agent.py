@@ -1,0 +1,53 @@
+"""An agent's day on vLLM: as it comes and under policies."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from saccade.bench.grid import Grid
+from saccade.errors import SaccadeError
+from saccade.eval.output import whole_numbers
+
+from .day import Day, replay
+from .day_rows import DayRow, row_of_day
+from .job import LoadJob, LoadSettings
+from .load import LoadedEngine
+
+
+@dataclass(frozen=True, slots=True)
+class AgentSettings(LoadSettings):
+    """What the user can choose; contexts are a first prompt and a whole conversation, batches conversations at once."""
+
+    turns: int = 20
+    answers: str = "50,800"
+
+    def bounds(self) -> tuple[int, int]:
+        """The shortest answer and the longest."""
+        shortest, *others = whole_numbers("answers", self.answers, at_least=2)
+        if len(others) > 1 or shortest > (longest := others[0] if others else shortest):
+            raise SaccadeError(f"answers={self.answers} is not valid: the shortest and the longest, such as 50,800")
+        return shortest, longest
+
+    def most_tokens(self, grid: Grid) -> int:
+        start, end, longest = grid.contexts[0], grid.contexts[-1], self.bounds()[1]
+        need = start + self.turns * longest + self.turns - 1
+        if end < need:
+            told = f"{self.turns} answers of up to {longest} tokens behind {start}"
+            raise SaccadeError(f"end={end} has no room for {told} and for what is said between them: at least {need}")
+        return end
+
+
+@dataclass(frozen=True, slots=True)
+class AgentJob(LoadJob):
+    """Checked settings; points are numbers of conversations."""
+
+    row: ClassVar[type[Any]] = DayRow
+    asking: ClassVar[str] = "conversations"
+    settings: AgentSettings
+
+    def measure(self, engines: Mapping[str, LoadedEngine], point: int) -> list[DayRow]:
+        chosen, (start, end) = self.settings, self.grid.contexts
+        day = Day(point, chosen.turns, start, end, chosen.shared, chosen.bounds(), self.vocabulary)
+        return [row_of_day(name, day, replay(engine, day)) for name, engine in engines.items()]
