@@ -12,8 +12,7 @@ from typing import Any
 import numpy
 from rich.table import Table
 
-from claims.designs.kinds import texts_by_kind
-from claims.judging.shares import share_interval
+from lab.kinds import texts_by_kind
 from saccade.adapters.vllm.checks import SCHEDULER, captured_for, rectifies_ahead
 from saccade.adapters.vllm.lossless import ADAPTIVE, WORKER, lengths, speculation
 from saccade.adapters.vllm.options import CAPTURED, KEY, ServeOptions
@@ -28,6 +27,8 @@ from saccade.methods.policy import Policy
 from saccade.recipes.machine import environment
 from saccade.report.table import fill, new_table
 from saccade.report.wording import Columns, number
+
+from .shares import share_interval
 
 AGAIN, PLAIN = f"{STOCK} (last)", "code and prose"
 TRIED, LONGER, FEWEST, LOADS = 128, 3, 30, 8

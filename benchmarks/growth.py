@@ -15,7 +15,7 @@ from scipy.signal import lfilter
 from scipy.stats import linregress
 from torch import Tensor
 
-from claims.methods.whole_tree import WholeTree, WholeTreeLayer
+from lab.whole_tree import WholeTree, WholeTreeLayer
 from saccade.bench.rows import quartiles
 from saccade.checkpoints.load import DTYPES
 from saccade.decode.state import own_indexes

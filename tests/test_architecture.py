@@ -93,6 +93,17 @@ LIBRARIES: dict[str, set[str]] = {
     "rich": {"report", "cli"},
 }
 
+# Roots beside the package, and what they import of each other; a command line imports whatever it runs.
+ROOTS: dict[str, set[str]] = {
+    "lab": set(),
+    "claims": {"lab"},
+    "tables": {"claims"},
+    "benchmarks": {"lab"},
+    "benchmarks.__main__": {"lab", "tables", "benchmarks"},
+    "testbed": {"claims"},
+}
+EVERYWHERE = (PACKAGE, *(ROOT / name for name in ROOTS if "." not in name))
+
 IMPLEMENTATIONS = {"reference", "cpu", "native", "triton"}
 
 
@@ -142,23 +153,23 @@ def room(module: str) -> str:
     return parts[1] if len(parts) > 1 else parts[0]
 
 
-def every_import(root: Path) -> list[Import]:
-    """All imports within the package, lazy ones among them."""
-    found = modules(root)
+def every_import(*roots: Path) -> list[Import]:
+    """All imports within the roots and between them, lazy ones among them; the package's lazy facade makes none."""
+    found = {name: path for root in roots for name, path in modules(root).items()}
     names = set(found)
     return [
         edge
         for name, path in found.items()
         for edge in imports(name, path, names)
-        if name != root.name and edge.target in names
+        if name != PACKAGE.name and edge.target in names
     ]
 
 
-def circles(root: Path) -> list[list[str]]:
+def circles(*roots: Path) -> list[list[str]]:
     """Files that import each other in a ring, however long; a package's `__init__` counts as a file."""
     below: dict[str, set[str]] = {}
-    for edge in every_import(root):
-        if edge.target not in (edge.importer, root.name):
+    for edge in every_import(*roots):
+        if edge.target not in (edge.importer, PACKAGE.name):
             below.setdefault(edge.importer, set()).add(edge.target)
     rings = []
     for start in sorted(below):
@@ -237,7 +248,35 @@ def test_only_rooms_that_may_import_numpy_make_arrays_of_tensors() -> None:
 
 
 def test_no_files_import_each_other_in_a_circle() -> None:
-    assert circles(PACKAGE) == []
+    assert circles(*EVERYWHERE) == []
+
+
+def root_of(module: str) -> str:
+    """The row of `ROOTS` that a module belongs to."""
+    return module if module in ROOTS else module.partition(".")[0]
+
+
+def test_roots_import_each_other_as_the_table_says() -> None:
+    """And nothing else: the package imports none of them, and every arrow is used."""
+    used = {(root_of(edge.importer), root_of(edge.target)) for edge in every_import(*EVERYWHERE)}
+    between = {(own, other) for own, other in used if own != other and other != PACKAGE.name}
+    assert between == {(own, other) for own, others in ROOTS.items() for other in others}
+
+
+@pytest.mark.parametrize("module", ["benchmarks", "lab", "claims", "tables"])
+def test_a_circle_between_roots_is_found(tmp_path: Path, module: str) -> None:
+    """Each root imports the one before it, lazily; then the first one imports one of them."""
+    names = ["lab", "claims", "tables", "benchmarks"]
+    for name, before in zip(names, [None, *names], strict=False):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "__init__.py").touch()
+        (tmp_path / name / "job.py").write_text(f"def late():\n    from {before}.job import run\n" if before else "")
+    roots = [tmp_path / name for name in names]
+    assert circles(*roots) == []
+    (tmp_path / "lab" / "late.py").write_text(f"from {module} import job\n")
+    (tmp_path / "lab" / "job.py").write_text("from . import late\n")
+    ring = {f"{name}.job" for name in names[: names.index(module) + 1]} | {"lab.late"}
+    assert {ring[0] for ring in circles(*roots)} == ring
 
 
 def test_a_circle_of_files_is_found(tmp_path: Path) -> None:

@@ -9,6 +9,8 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
+from lab.kinds import texts_by_kind
+from lab.packages import stretches
 from saccade.adapters.hf.run import sparsify
 from saccade.calibrate.sweep import KEY, Sweep
 from saccade.checkpoints.shape import shape_of
@@ -20,8 +22,6 @@ from saccade.methods.policy import Policy
 from ..judging.claim import Sample, Values
 from ..judging.effects import TEXTS
 from ..judging.study import Study
-from .kinds import texts_by_kind
-from .packages import stretches
 from .together import rows_together
 
 PARTS = 4

@@ -11,8 +11,9 @@ from typing import Any, ClassVar
 import numpy
 import torch
 
-from benchmarks.soak import Runner
-from benchmarks.steadiness import Steadiness
+from lab.packages import stretches
+from lab.runner import Runner
+from lab.steadiness import Steadiness
 from saccade.adapters.hf.run import sparsify
 from saccade.methods.policy import Policy
 from saccade.recipes.machine import synchronize
@@ -21,7 +22,6 @@ from ..judging.claim import Sample, Values
 from ..judging.effects import TEXTS
 from ..judging.study import Study
 from .continuation import PARTS
-from .packages import stretches
 
 KEY = ("text", "arm")
 

@@ -10,6 +10,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
+from lab.packages import stretches
 from saccade.adapters.hf.run import sparsify
 from saccade.eval.reader import Reader
 from saccade.kernels.dense_decode_scores.api import decode_scores
@@ -20,7 +21,6 @@ from saccade.types import KVView, Selection, Softmax
 from ..judging.claim import Sample
 from ..judging.effects import TEXTS
 from ..judging.study import Study
-from .packages import stretches
 
 KEY = ("text",)
 

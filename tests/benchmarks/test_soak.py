@@ -16,10 +16,11 @@ from hypothesis import strategies as st
 from benchmarks import soak
 from benchmarks.__main__ import app
 from benchmarks.growth import one_head, synthetic_keys
-from benchmarks.soak import Runner, SoakJob, SoakSettings
-from benchmarks.steadiness import Steadiness, _LastSeen, at_random, clusters_of
-from claims.methods.whole_tree import WholeTree
+from benchmarks.soak import SoakJob, SoakSettings
 from commands import invoker, tiny_model, told, write_model
+from lab.runner import Runner
+from lab.steadiness import Steadiness, _LastSeen, at_random, clusters_of
+from lab.whole_tree import WholeTree
 from saccade.adapters.hf.run import sparsify
 from saccade.checkpoints.load import ModelSource
 from saccade.decode.stats import RunStats

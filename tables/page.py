@@ -12,7 +12,7 @@ from claims.stored import stored, stored_json
 from saccade.errors import SaccadeError
 from saccade.report.labels import family, labels
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
 
 _BLOCK = re.compile(r"(?P<begin><!-- made: (?P<name>[\w-]+) -->\n).*?(?P<end><!-- end -->)", re.DOTALL)
