@@ -7,12 +7,11 @@ from dataclasses import dataclass
 from statistics import fmean
 from typing import Any, ClassVar
 
-import torch
-
 from saccade.adapters.hf.run import sparsify
 from saccade.calibrate.problems import Ask, Problem
 from saccade.calibrate.sweep import KEY
 from saccade.eval.reader import Reader
+from saccade.eval.workers import on_threads
 from saccade.methods.policy import Policy
 
 from ..judging.claim import Sample, Values
@@ -53,17 +52,13 @@ class Generation:
         lengths, room = (self.length, self.length), subject.positions - self.longest
         problems = PackageProblems(subject.tokenizer, self.task, lengths, self.texts, self.asked, self.seed, room)
         about = {name: getattr(self, name) for name in ("task", "length", "texts", "asked", "longest", "seed")}
-        threads, numbers = torch.get_num_threads(), range(len(problems))
-        with study.samples(about, KEY) as ledger:
-            try:
-                torch.set_num_threads(study.threads)
-                for number in numbers:
-                    missing = [one for one in policies.values() if (number, str(one)) not in ledger.records]
-                    for policy, values in self._read(study, problems[number], missing):
-                        ledger.add({"problem": number, "spec": str(policy), "values": values})
-                        advance(str(policy))
-            finally:
-                torch.set_num_threads(threads)
+        numbers = range(len(problems))
+        with study.samples(about, KEY) as ledger, on_threads(study.threads):
+            for number in numbers:
+                missing = [one for one in policies.values() if (number, str(one)) not in ledger.records]
+                for policy, values in self._read(study, problems[number], missing):
+                    ledger.add({"problem": number, "spec": str(policy), "values": values})
+                    advance(str(policy))
             return [
                 Sample(str(number), arm, ledger.records[number, str(policy)]["values"])
                 for arm, policy in policies.items()

@@ -9,12 +9,12 @@ from statistics import fmean
 from typing import Any, ClassVar
 
 import numpy
-import torch
 
 from lab.packages import stretches
 from lab.runner import Runner
 from lab.steadiness import Steadiness
 from saccade.adapters.hf.run import sparsify
+from saccade.eval.workers import on_threads
 from saccade.methods.policy import Policy
 from saccade.recipes.machine import synchronize
 
@@ -57,18 +57,13 @@ class Indexing:
         policies, subject = study.policies(self.arms), study.subject
         texts = stretches(subject.tokenizer, self.prompt + self.decoded, self.texts, self.seed, subject.positions)
         about = {name: getattr(self, name) for name in ("prompt", "decoded", "texts", "window", "seed")}
-        threads = torch.get_num_threads()
-        with study.samples(about, KEY) as ledger:
-            try:
-                torch.set_num_threads(study.threads)
-                for number, tokens in enumerate(texts):
-                    for arm, policy in policies.items():
-                        if (number, arm) not in ledger.records:
-                            values = self._read(study.loaded, subject.tokenizer, tokens, policy)
-                            ledger.add({"text": number, "arm": arm, "values": values})
-                            advance(arm)
-            finally:
-                torch.set_num_threads(threads)
+        with study.samples(about, KEY) as ledger, on_threads(study.threads):
+            for number, tokens in enumerate(texts):
+                for arm, policy in policies.items():
+                    if (number, arm) not in ledger.records:
+                        values = self._read(study.loaded, subject.tokenizer, tokens, policy)
+                        ledger.add({"text": number, "arm": arm, "values": values})
+                        advance(arm)
             records = [ledger.records[number, arm] for number in range(self.texts) for arm in policies]
         return [Sample(str(record["text"]), record["arm"], record["values"]) for record in records]
 
