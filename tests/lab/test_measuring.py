@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
@@ -15,13 +15,15 @@ from lab.measuring import measure
 from one_line import refused
 from saccade.errors import OutputError, SaccadeError
 
+ENDS = {None: nullcontext(), RuntimeError: pytest.raises(RuntimeError), KeyboardInterrupt: pytest.raises(typer.Exit)}
+
 
 class Steps:
     """Two steps, of which the second may end it."""
 
     units = 2
 
-    def __init__(self, error: BaseException | None = None) -> None:
+    def __init__(self, error: type[BaseException] | None = None) -> None:
         self.done, self._error = 0, error
 
     def run(self, advance: Callable[[str], None]) -> None:
@@ -32,52 +34,39 @@ class Steps:
             advance("a step")
 
 
-def measured(begin: Callable[[], Steps], json_file: Path, picture: Path) -> None:
-    def results(work: Steps) -> dict[str, Any]:
-        return {"done": work.done}
+def measured(begin: Callable[[], Steps], *files: Path) -> None:
+    def draw(found: Mapping[str, Any]) -> str:
+        return f"<svg>{found['done']}</svg>"
 
-    measure(begin, results, (json_file, picture), lambda found: [], lambda found: f"<svg>{found['done']}</svg>")
+    measure(begin, lambda work: {"done": work.done}, (files[0], files[1]), lambda found: [], draw)
 
 
-@pytest.mark.parametrize("before", [None, "of an earlier run"])
-def test_what_never_began_leaves_files_as_they_were(tmp_path: Path, before: str | None) -> None:
+def fails() -> Steps:
+    raise SaccadeError("the weights cannot be read")
+
+
+@pytest.mark.parametrize("before", [{}, {"found.json": "of an earlier run", "found.svg": "of it"}])
+def test_what_never_began_leaves_files_as_they_were(tmp_path: Path, before: dict[str, str]) -> None:
     """Among them no empty ones."""
-
-    def fails() -> Steps:
-        raise SaccadeError("the weights cannot be read")
-
-    files = tmp_path / "found.json", tmp_path / "found.svg"
-    if before is not None:
-        for file in files:
-            file.write_text(before)
+    for name, text in before.items():
+        (tmp_path / name).write_text(text)
     with refused(SaccadeError, "the weights cannot be read"):
-        measured(fails, *files)
-    assert {file: file.read_text() for file in tmp_path.iterdir()} == (dict.fromkeys(files, before) if before else {})
+        measured(fails, tmp_path / "found.json", tmp_path / "found.svg")
+    assert {file.name: file.read_text() for file in tmp_path.iterdir()} == before
 
 
-@pytest.mark.parametrize("unwritable", [0, 1])
-def test_files_are_tried_before_anything_begins(tmp_path: Path, unwritable: int) -> None:
-    files = [tmp_path / "found.json", tmp_path / "found.svg"]
-    files[unwritable] = tmp_path / "absent" / "file"
-    begun: list[str] = []
-
-    def begin() -> Steps:
-        begun.append("begun")
-        return Steps()
-
-    with refused(OutputError, "", repr(str(files[unwritable])), "No such file or directory"):
-        measured(begin, *files)
-    assert begun == [] and list(tmp_path.iterdir()) == []
-
-
-ENDS = {None: nullcontext(), RuntimeError: pytest.raises(RuntimeError), KeyboardInterrupt: pytest.raises(typer.Exit)}
+@pytest.mark.parametrize("names", ["absent/found.json found.svg", "found.json absent/found.svg"])
+def test_files_are_tried_before_anything_begins(tmp_path: Path, names: str) -> None:
+    with refused(OutputError, "cannot be written: No such file or directory"):
+        measured(fails, *(tmp_path / name for name in names.split()))
+    assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.parametrize("error", ENDS)
 def test_what_was_measured_is_written_whatever_ends_it(tmp_path: Path, error: type[BaseException] | None) -> None:
-    files = tmp_path / "found.json", tmp_path / "found.svg"
+    files, done = (tmp_path / "found.json", tmp_path / "found.svg"), 1 if error else 2
     with ENDS[error]:
-        measured(lambda: Steps(error and error()), *files)
-    done = 1 if error else 2
-    assert json.loads(files[0].read_text()) == {"complete": error is None, "done": done}
+        measured(lambda: Steps(error), *files)
+    found = json.loads(files[0].read_text())
+    assert (found["complete"], found["done"]) == (error is None, done)
     assert files[1].read_text() == f"<svg>{done}</svg>"
