@@ -72,11 +72,7 @@ class Growth:
 
     @classmethod
     def check(cls, settings: GrowthSettings) -> Growth:
-        """Read the settings.
-
-        Raises:
-            SaccadeError: one line about the first setting that is not valid.
-        """
+        """Resolve settings, or raise a SaccadeError about the first that is not valid."""
         names = tuple(dict.fromkeys(name.strip() for name in settings.selectors.split(",")))
         for name in names:
             if name not in SELECTORS:

@@ -72,11 +72,7 @@ class KernelJob(GridJob):
 
     @classmethod
     def check(cls, settings: KernelSettings) -> KernelJob:
-        """Read the settings.
-
-        Raises:
-            SaccadeError: one line about the first setting that is not valid.
-        """
+        """Resolve settings, or raise a SaccadeError about the first that is not valid."""
         known = {operation.name: operation for operation in OPERATIONS}
         for what, names, valid in (
             ("operation", settings.operations, tuple(known)),

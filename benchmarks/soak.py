@@ -63,11 +63,7 @@ class SoakJob:
 
     @classmethod
     def check(cls, settings: SoakSettings) -> SoakJob:
-        """Resolve settings.
-
-        Raises:
-            SaccadeError: one line about the first setting that is not valid.
-        """
+        """Resolve settings, or raise a SaccadeError about the first that is not valid."""
         source = ModelSource.locate(settings.model)
         named, said = resolve_all(settings.policies or DEFAULT_POLICIES, source.location, source.decoder)
         policies = tuple(dict.fromkeys(named))

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from statistics import fmean
-from typing import Any, ClassVar
 
 from saccade.adapters.hf.run import sparsify
 from saccade.calibrate.problems import Ask, Problem
@@ -15,13 +14,13 @@ from saccade.eval.workers import on_threads
 from saccade.methods.policy import Policy
 
 from ..judging.claim import Sample, Values
-from ..judging.effects import TEXTS
 from ..judging.study import Study
 from .packages import PackageProblems
+from .texts import OfQuestions
 
 
 @dataclass(frozen=True, slots=True)
-class Generation:
+class Generation(OfQuestions):
     """Stretches of packages' sources that share no token, read densely once; answers are decoded greedily, one by one.
 
     Measures, each a mean over a text's questions: `tokens` until the end-of-sequence token, which counts, or `longest`;
@@ -33,8 +32,6 @@ class Generation:
         task, texts, asked, seed: see `Questions`.
         length, longest: tokens of a text, and of an answer at most.
     """
-
-    interval: ClassVar[str] = TEXTS
 
     arms: tuple[str, ...]
     task: str = "kv"
@@ -64,9 +61,6 @@ class Generation:
                 for arm, policy in policies.items()
                 for number in numbers
             ]
-
-    def conditions(self, study: Study) -> dict[str, Any]:
-        return study.environment("sources of installed packages, facts hidden in them", self.seed)
 
     def _read(self, study: Study, problem: Problem, policies: Sequence[Policy]) -> Iterator[tuple[Policy, Values]]:
         reader = Reader(study.loaded, problem.tokens) if policies else None

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from statistics import fmean
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy
 
@@ -19,15 +19,15 @@ from saccade.methods.policy import Policy
 from saccade.recipes.machine import synchronize
 
 from ..judging.claim import Sample, Values
-from ..judging.effects import TEXTS
 from ..judging.study import Study
 from .continuation import PARTS
+from .texts import OfTexts
 
 KEY = ("text", "arm")
 
 
 @dataclass(frozen=True, slots=True)
-class Indexing:
+class Indexing(OfTexts):
     """Stretches of packages' sources that share no token; what follows the prompt is decoded with its own tokens.
 
     Measures without a window: `build`, the index's part of a prefill with its build, and `update`, its later part of
@@ -40,8 +40,6 @@ class Indexing:
         window: steps that the window hit rate looks back; None: steps are timed.
         texts, seed: how many; where the first one begins.
     """
-
-    interval: ClassVar[str] = TEXTS
 
     arms: tuple[str, ...]
     prompt: int
@@ -66,9 +64,6 @@ class Indexing:
                         advance(arm)
             records = [ledger.records[number, arm] for number in range(self.texts) for arm in policies]
         return [Sample(str(record["text"]), record["arm"], record["values"]) for record in records]
-
-    def conditions(self, study: Study) -> dict[str, Any]:
-        return study.environment("sources of installed packages", self.seed)
 
     def _read(self, model: Any, tokenizer: Any, tokens: Sequence[int], policy: Policy) -> Values:
         watched = Steadiness(self.window or 1, random=True)
