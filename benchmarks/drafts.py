@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy
 from rich.table import Table
+from scipy.stats import bootstrap
 
 from lab.kinds import texts_by_kind
 from saccade.adapters.vllm.checks import SCHEDULER, captured_for, rectifies_ahead
@@ -27,8 +28,6 @@ from saccade.methods.policy import Policy
 from saccade.recipes.machine import environment
 from saccade.report.table import fill, new_table
 from saccade.report.wording import Columns, number
-
-from .shares import share_interval
 
 AGAIN, PLAIN = f"{STOCK} (last)", "code and prose"
 TRIED, LONGER, FEWEST, LOADS = 128, 3, 30, 8
@@ -211,6 +210,18 @@ def _answers(llm: Any, texts: Sequence[list[int]], most: int, temperature: float
             answers[int(output.request_id)] = [*output.outputs[0].token_ids]
             ended += output.finished
         yield list(answers), ended
+
+
+def share_interval(some: Sequence[int], of: Sequence[int]) -> tuple[float, float] | None:
+    """95% of `sum(some) / sum(of)` by resampling texts (percentile bootstrap); None of fewer than three."""
+    if len(some) < 3:
+        return None
+
+    def share(some: Any, of: Any, axis: int = -1) -> Any:
+        return some.sum(axis) / of.sum(axis)
+
+    found = bootstrap((some, of), share, paired=True, vectorized=True, method="percentile", rng=0).confidence_interval
+    return float(found.low), float(found.high)
 
 
 def drafts_table(results: Mapping[str, Any]) -> Table:

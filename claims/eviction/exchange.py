@@ -81,10 +81,6 @@ def write_lines(path: Path, records: Iterable[Any]) -> None:
         replace_text(path, "".join(json.dumps(record, allow_nan=False) + "\n" for record in records))
 
 
-def write_prompts(path: Path, prompts: Sequence[Prompt]) -> None:
-    write_lines(path, map(asdict, prompts))
-
-
 def read_answers(path: Path, prompts: int) -> Answers:
     """Read one side's file.
 

@@ -19,7 +19,7 @@ from saccade.recipes.machine import kernels_on, versions
 
 from ..subject import plain_subject
 from .asking import Asking
-from .exchange import Prompt, prompts_of, read_answers, write_lines, write_prompts
+from .exchange import Prompt, prompts_of, read_answers, write_lines
 from .join import agreement, rows_of
 
 PRESSES = Path(__file__).with_name("presses.py")
@@ -80,7 +80,7 @@ class EvictionJob:
 
     def write_prompts(self, prompts: Path, texts: Path) -> None:
         """What kvpress's side reads."""
-        write_prompts(prompts, self.prompts)
+        write_lines(prompts, map(asdict, self.prompts))
         reference = language_reference().train
         step = (len(reference) - CHARACTERS) // (TEXTS - 1)
         write_lines(texts, [reference[begin : begin + CHARACTERS] for begin in range(0, TEXTS * step, step)])
