@@ -97,7 +97,7 @@ LIBRARIES: dict[str, set[str]] = {
 ROOTS: dict[str, set[str]] = {
     "lab": set(),
     "claims": {"lab"},
-    "tables": {"claims"},
+    "tables": {"lab", "claims"},
     "benchmarks": {"lab"},
     "benchmarks.__main__": {"lab", "tables", "benchmarks"},
     "testbed": {"claims"},
