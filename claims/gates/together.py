@@ -81,11 +81,9 @@ class Part:
             if name == CODE:
                 made.append(PublishedTraining(*given, PublishedKuma(shape, model.device, self.seed)))
                 continue
-            gates: Gates = (
-                DirectGates(shape, model.device)
-                if VARIANTS[name].kind == DIRECT
-                else HardKuma(shape, model.device, self.seed)
-            )
+            gates: Gates = HardKuma(shape, model.device, self.seed)
+            if VARIANTS[name].kind == DIRECT:
+                gates = DirectGates(shape, model.device)
             made.append(ScaledTraining(*given, gates, VARIANTS[name].scale))
         return made
 
