@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from parsing import parsed
+from projects import pyproject
 
 ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "src" / "saccade"
@@ -253,6 +254,11 @@ def test_roots_import_each_other_as_the_table_says() -> None:
     used = {(root_of(edge.importer), root_of(edge.target)) for edge in every_import(*EVERYWHERE)}
     between = {(own, other) for own, other in used if own != other and other != PACKAGE.name}
     assert between == {(own, other) for own, others in ROOTS.items() for other in others}
+
+
+def test_every_root_is_watched() -> None:
+    assert {path.parent for path in ROOT.glob("*/__init__.py")} == {*EVERYWHERE[1:]}
+    assert {ROOT / name for name in pyproject()["tool"]["mypy"]["files"]} == {*EVERYWHERE}
 
 
 def test_a_circle_between_roots_is_found(tmp_path: Path) -> None:
