@@ -41,7 +41,8 @@ def test_a_rehearsal_leaves_nothing_out(rehearsed: Rehearsed, monkeypatch: pytes
 
 
 @pytest.mark.parametrize(
-    ("module", "points"), [(captured, [(2, 16), (3, 2100), (2, 20)]), (gathers, [(2, 16), (1, 2100)])]
+    ("module", "points"),
+    [(captured, [(2, 16), (3, 2100), (2, 20)]), (gathers, [(2, 16), (1, 2100)])],
 )
 def test_a_rehearsal_of_steps(rehearsed: Rehearsed, module: Any, points: list[tuple[int, int]]) -> None:
     found = rehearsed(module, *SHORT)
