@@ -178,4 +178,4 @@ house: setup
 
 clean:
 	rm -rf $(VENV) .lanes results build dist site .mypy_cache .pytest_cache .ruff_cache .hypothesis
-	find src tests benchmarks claims testbed docs -name __pycache__ -type d -prune -exec rm -rf {} +
+	find src tests benchmarks claims lab tables testbed docs -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -6,13 +6,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from lab.measuring import measure
 from saccade.cli import options
 from saccade.cli.bench import BUDGET, SERVED_CONTEXTS, SERVED_POLICIES, decode, time_engines
 from saccade.cli.group import OneLineErrors
 from saccade.cli.options import Device, Dtype, JsonFile, Model, Picture, RandomDtype, Seed, count, flag, number, words
 from saccade.cli.terminal import output, quiet_libraries, say, time_and_show
-
-from .measuring import measure
 
 if TYPE_CHECKING:
     from saccade.bench.baselines import Baseline
@@ -300,7 +299,7 @@ def agent(
 @app.command()
 def tables() -> None:
     """Write the tables and pictures of README.md and docs/ anew, from docs/results and by arithmetic; tests compare."""
-    from .tables.blocks import write
+    from tables.blocks import write
 
     quiet_libraries()
     changed = write()

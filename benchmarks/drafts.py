@@ -11,9 +11,9 @@ from typing import Any
 
 import numpy
 from rich.table import Table
+from scipy.stats import bootstrap
 
-from claims.designs.kinds import texts_by_kind
-from claims.judging.shares import share_interval
+from lab.kinds import texts_by_kind
 from saccade.adapters.vllm.checks import SCHEDULER, captured_for, rectifies_ahead
 from saccade.adapters.vllm.lossless import ADAPTIVE, WORKER, lengths, speculation
 from saccade.adapters.vllm.options import CAPTURED, KEY, ServeOptions
@@ -210,6 +210,18 @@ def _answers(llm: Any, texts: Sequence[list[int]], most: int, temperature: float
             answers[int(output.request_id)] = [*output.outputs[0].token_ids]
             ended += output.finished
         yield list(answers), ended
+
+
+def share_interval(some: Sequence[int], of: Sequence[int]) -> tuple[float, float] | None:
+    """95% of `sum(some) / sum(of)` by resampling texts (percentile bootstrap); None of fewer than three."""
+    if len(some) < 3:
+        return None
+
+    def share(some: Any, of: Any, axis: int = -1) -> Any:
+        return some.sum(axis) / of.sum(axis)
+
+    found = bootstrap((some, of), share, paired=True, vectorized=True, method="percentile", rng=0).confidence_interval
+    return float(found.low), float(found.high)
 
 
 def drafts_table(results: Mapping[str, Any]) -> Table:

@@ -15,7 +15,7 @@ from scipy.signal import lfilter
 from scipy.stats import linregress
 from torch import Tensor
 
-from claims.methods.whole_tree import WholeTree, WholeTreeLayer
+from lab.whole_tree import WholeTree, WholeTreeLayer
 from saccade.bench.rows import quartiles
 from saccade.checkpoints.load import DTYPES
 from saccade.decode.state import own_indexes
@@ -72,11 +72,7 @@ class Growth:
 
     @classmethod
     def check(cls, settings: GrowthSettings) -> Growth:
-        """Read the settings.
-
-        Raises:
-            SaccadeError: one line about the first setting that is not valid.
-        """
+        """Resolve settings, or raise a SaccadeError about the first that is not valid."""
         names = tuple(dict.fromkeys(name.strip() for name in settings.selectors.split(",")))
         for name in names:
             if name not in SELECTORS:
@@ -142,28 +138,18 @@ class Growth:
 
     def results(self) -> dict[str, Any]:
         """What the JSON file holds; see `docs/soak.md`."""
-        settings = self.settings
+        settings, cpu = self.settings, torch.device("cpu")
         rows = [subject.row() for subject in self._subjects if subject.times]
+        given = {"contexts": self.contexts, "selectors": self.selectors, "correlation": _CORRELATION, "chunk": _CHUNK}
+        own = {name: [row for row in rows if row["selector"] == name] for name in self.selectors}
         return {
-            "settings": {
-                **asdict(settings),
-                "contexts": self.contexts,
-                "selectors": self.selectors,
-                "correlation": _CORRELATION,
-                "chunk": _CHUNK,
-            },
+            "settings": asdict(settings) | given,
             "rows": rows,
             "exponents": [
-                {
-                    "selector": name,
-                    "time": exponent([row for row in rows if row["selector"] == name], "us"),
-                    "visited": exponent([row for row in rows if row["selector"] == name], "visited"),
-                }
-                for name in self.selectors
+                {"selector": name, "time": exponent(some, "us"), "visited": exponent(some, "visited")}
+                for name, some in own.items()
             ],
-            "environment": environment(
-                threads=settings.threads, dtype=DTYPES[settings.dtype], device=torch.device("cpu")
-            ),
+            "environment": environment(threads=settings.threads, dtype=DTYPES[settings.dtype], device=cpu),
         }
 
 

@@ -72,11 +72,7 @@ class KernelJob(GridJob):
 
     @classmethod
     def check(cls, settings: KernelSettings) -> KernelJob:
-        """Read the settings.
-
-        Raises:
-            SaccadeError: one line about the first setting that is not valid.
-        """
+        """Resolve settings, or raise a SaccadeError about the first that is not valid."""
         known = {operation.name: operation for operation in OPERATIONS}
         for what, names, valid in (
             ("operation", settings.operations, tuple(known)),
@@ -90,14 +86,8 @@ class KernelJob(GridJob):
             raise SaccadeError(
                 f"context {min(grid.contexts)} is within the budget of {settings.budget}: nothing is chosen"
             )
-        return cls(
-            grid,
-            (),
-            tuple(known[name] for name in dict.fromkeys(settings.operations)) or OPERATIONS,
-            tuple(dict.fromkeys(settings.implementations)),
-            settings.budget,
-            settings.rounds,
-        )
+        chosen = tuple(known[name] for name in dict.fromkeys(settings.operations)) or OPERATIONS
+        return cls(grid, (), chosen, tuple(dict.fromkeys(settings.implementations)), settings.budget, settings.rounds)
 
     def run(self, on_unit: OnUnit) -> dict[str, Any]:
         return self.grid.run(self.grid.results(budget=self.budget), self._measure, on_unit)

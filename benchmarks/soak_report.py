@@ -11,8 +11,8 @@ from rich.table import Table
 
 from saccade.report.drawing import as_svg, canvas
 from saccade.report.palette import MUTED, marks
-from saccade.report.table import new_table
-from saccade.report.wording import NOTHING, number
+from saccade.report.table import fill, new_table
+from saccade.report.wording import NOTHING, Columns, number
 
 MEGABYTE = 2**20
 
@@ -89,29 +89,17 @@ def _smooth(axes: Axes, series: Sequence[float], color: str, label: str) -> None
 
 
 def _blocks(label: str, rows: Sequence[Mapping[str, Any]]) -> Table:
-    columns = (
-        "decoded",
-        "context",
-        "ms per step",
-        "quartiles",
-        "dense pass ms",
-        "control ms",
-        "index / KV",
-        "index time",
-    )
-    table = new_table(label, columns, columns[:1])
-    for row in _some(rows):
-        table.add_row(
-            f"{row['step']:,}",
-            f"{row['context']:,}",
-            f"{row['ms']:.2f}",
-            f"{row['ms_fast']:.2f} to {row['ms_slow']:.2f}",
-            number(row["ms_pass"], "{:.2f}"),
-            f"{row['ms_control']:.2f}",
-            f"{row['index_bytes'] / row['kv_bytes']:.2%}",
-            f"{row['index_time_share']:.2%}",
-        )
-    return table
+    columns: Columns = {
+        "decoded": lambda row: f"{row['step']:,}",
+        "context": lambda row: f"{row['context']:,}",
+        "ms per step": lambda row: f"{row['ms']:.2f}",
+        "quartiles": lambda row: f"{row['ms_fast']:.2f} to {row['ms_slow']:.2f}",
+        "dense pass ms": lambda row: number(row["ms_pass"], "{:.2f}"),
+        "control ms": lambda row: f"{row['ms_control']:.2f}",
+        "index / KV": lambda row: f"{row['index_bytes'] / row['kv_bytes']:.2%}",
+        "index time": lambda row: f"{row['index_time_share']:.2%}",
+    }
+    return fill(new_table(label, columns, ("decoded",)), _some(rows), columns)
 
 
 def _memory(results: Mapping[str, Any]) -> Table:

@@ -11,8 +11,10 @@ from typing import Any
 
 import torch
 
+from saccade.calibrate.gates import DirectGates
 from saccade.calibrate.problems import Ask, Problem
-from saccade.calibrate.training import LOG, Training
+from saccade.calibrate.training import LOG, HeadTraining, Training
+from saccade.checkpoints.shape import shape_of
 
 ABOUT = {"model": "tiny", "task": "made up", "seed": 0}
 SHORT = Training(target=2, steps=9, rate=0.3, every=1)
@@ -30,6 +32,15 @@ def made_up(seed: int, questions: int = 2) -> Problem:
 
 
 PROBLEMS = [made_up(seed) for seed in range(4)]
+
+
+def begin(
+    model: Any, folder: Path, settings: Training = SHORT, problems: Any = PROBLEMS, about: Any = ABOUT, **more: Any
+) -> Any:
+    """A training of direct gates, or of another `kind`, with what that is given."""
+    shape = shape_of(model.config)
+    own = {"kind": HeadTraining, "gates": DirectGates((shape.layers - 1, shape.kv_heads)), **more}
+    return own.pop("kind")(model, problems, settings, folder, about, **own)
 
 
 def nothing(_: str) -> None:

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from parsing import parsed
+from projects import pyproject
 
 ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "src" / "saccade"
@@ -93,6 +94,17 @@ LIBRARIES: dict[str, set[str]] = {
     "rich": {"report", "cli"},
 }
 
+# Roots beside the package, and what they import of each other; a command line imports whatever it runs.
+ROOTS: dict[str, set[str]] = {
+    "lab": set(),
+    "claims": {"lab"},
+    "tables": {"lab", "claims"},
+    "benchmarks": {"lab"},
+    "benchmarks.__main__": {"lab", "tables", "benchmarks"},
+    "testbed": {"claims"},
+}
+EVERYWHERE = (PACKAGE, *(ROOT / name for name in ROOTS if "." not in name))
+
 IMPLEMENTATIONS = {"reference", "cpu", "native", "triton"}
 
 
@@ -142,35 +154,27 @@ def room(module: str) -> str:
     return parts[1] if len(parts) > 1 else parts[0]
 
 
-def every_import(root: Path) -> list[Import]:
-    """All imports within the package, lazy ones among them."""
-    found = modules(root)
+def every_import(*roots: Path) -> list[Import]:
+    """All imports within the roots and between them, lazy ones among them; the package's lazy facade makes none."""
+    found = {name: path for root in roots for name, path in modules(root).items()}
     names = set(found)
     return [
         edge
         for name, path in found.items()
         for edge in imports(name, path, names)
-        if name != root.name and edge.target in names
+        if name != PACKAGE.name and edge.target in names
     ]
 
 
-def circles(root: Path) -> list[list[str]]:
+def circles(*roots: Path) -> list[list[str]]:
     """Files that import each other in a ring, however long; a package's `__init__` counts as a file."""
     below: dict[str, set[str]] = {}
-    for edge in every_import(root):
-        if edge.target not in (edge.importer, root.name):
+    for edge in every_import(*roots):
+        if edge.target not in (edge.importer, PACKAGE.name):
             below.setdefault(edge.importer, set()).add(edge.target)
-    rings = []
-    for start in sorted(below):
-        reached, waiting = set(), list(below[start])
-        while waiting:
-            name = waiting.pop()
-            if name not in reached:
-                reached.add(name)
-                waiting += below.get(name, ())
-        if start in reached:
-            rings.append([start, *sorted(name for name in reached if start in _reach(below, name))])
-    return rings
+    reach = {name: _reach(below, name) for name in sorted(below)}
+    rings = ((start, [one for one in own if start in reach.get(one, ())]) for start, own in reach.items())
+    return [[start, *sorted(ring)] for start, ring in rings if ring]
 
 
 def _reach(below: dict[str, set[str]], start: str) -> set[str]:
@@ -237,7 +241,36 @@ def test_only_rooms_that_may_import_numpy_make_arrays_of_tensors() -> None:
 
 
 def test_no_files_import_each_other_in_a_circle() -> None:
-    assert circles(PACKAGE) == []
+    assert circles(*EVERYWHERE) == []
+
+
+def root_of(module: str) -> str:
+    """The row of `ROOTS` that a module belongs to."""
+    return module if module in ROOTS else module.partition(".")[0]
+
+
+def test_roots_import_each_other_as_the_table_says() -> None:
+    """And nothing else: the package imports none of them, and every arrow is used."""
+    used = {(root_of(edge.importer), root_of(edge.target)) for edge in every_import(*EVERYWHERE)}
+    between = {(own, other) for own, other in used if own != other and other != PACKAGE.name}
+    assert between == {(own, other) for own, others in ROOTS.items() for other in others}
+
+
+def test_every_root_is_watched() -> None:
+    assert {path.parent for path in ROOT.glob("*/__init__.py")} == {*EVERYWHERE[1:]}
+    assert {ROOT / name for name in pyproject()["tool"]["mypy"]["files"]} == {*EVERYWHERE}
+
+
+def test_a_circle_between_roots_is_found(tmp_path: Path) -> None:
+    roots = [tmp_path / name for name in ("lab", "claims", "tables")]
+    for root, line in zip(
+        roots, ("", "from lab import job", "def late():\n    from claims.job import run"), strict=True
+    ):
+        root.mkdir()
+        (root / "job.py").write_text(f"{line}\n")
+    assert circles(*roots) == []
+    (tmp_path / "lab" / "job.py").write_text("from tables import job\n")
+    assert [ring[0] for ring in circles(*roots)] == ["claims.job", "lab.job", "tables.job"]
 
 
 def test_a_circle_of_files_is_found(tmp_path: Path) -> None:

@@ -9,14 +9,14 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.tables import front, serving
-from benchmarks.tables.blocks import BLOCKS, PICTURES, drawn, pages
-from benchmarks.tables.page import DOCS, Made, filled, typed, unmade
 from claims import stored
 from claims.judging.discovery import found
 from docs import hooks
 from limits import LIMITS, limit
 from saccade.errors import SaccadeError
+from tables import front, serving
+from tables.blocks import BLOCKS, PICTURES, drawn, pages
+from tables.page import DOCS, Made, filled, typed, unmade
 
 _ROW = "words by hand, the log left out"
 WORDS = 14_700 + limit(_ROW) - LIMITS[_ROW]

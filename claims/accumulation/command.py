@@ -54,7 +54,7 @@ def accumulation(
     # Imported here, so that --help and a mistyped option do not wait for torch.
     import torch
 
-    from benchmarks.measuring import measure
+    from lab.measuring import measure
     from saccade.cli.terminal import quiet_libraries
     from saccade.eval.output import check_folder
 

@@ -56,11 +56,7 @@ class AccumulationJob:
 
     @classmethod
     def check(cls, settings: AccumulationSettings) -> AccumulationJob:
-        """Resolve settings.
-
-        Raises:
-            SaccadeError: one line about the first thing that is not valid.
-        """
+        """Resolve settings, or raise a SaccadeError about the first that is not valid."""
         subject = plain_subject(settings.model, settings.device, settings.dtype)
         every = whole_numbers("--every", settings.every, at_least=1)
         lengths = tuple(sorted(whole_numbers("--lengths", settings.lengths, at_least=1)))

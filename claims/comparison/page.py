@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from lab.markdown import table
 from saccade.methods.registry import describe
 from saccade.report.labels import family, full_layers, labels
 from saccade.report.wording import NOTHING, Row, frame, grouped
-
-from ..markdown import head, line
 
 PAIRED = {"less_quest": "minus `quest`", "loss_above_dense": "loss above dense"}
 """Differences text by text, and what tables call them."""
@@ -19,34 +18,32 @@ _SHARES = ("ratio=", "min_pages=")
 
 def short(results: Mapping[str, Any]) -> list[str]:
     """A row for each method: right answers and what is read at every budget, without arms that vary `dense_layers`."""
-    budgets, rows = _budgets(results), _by_method(results)
+    budgets, body = _budgets(results), []
     heads = ["paper", "policy", *(f"right at {budget:,}" for budget in budgets), "cache read, index too"]
-    lines = head(heads, words=2)
-    for name, own in rows.items():
+    for name, own in _by_method(results).items():
         if "dense_layers" not in name and "cluster_size" not in name:
             at = [own.get(budget, own.get(None)) for budget in budgets]
             read = [f"{row['cache_read']:.0%}" for row in at if row]
             paper = describe(next(iter(own.values()))["policy"]).source
             told = read[0] if len({*read}) == 1 else " / ".join(read)
-            lines.append(line(paper, f"`{name}`", *map(_right, at), told))
-    return [*lines, "", _about(results)]
+            body.append([paper, f"`{name}`", *map(_right, at), told])
+    return [*table(heads, body, heads[:2]), "", _about(results)]
 
 
 def whole(results: Mapping[str, Any]) -> list[str]:
     """A row for each arm: beside that its frame, and right answers less Quest's at the same budget."""
-    budgets = _budgets(results)
+    budgets, body = _budgets(results), []
     heads = ["policy", "sinks + window, dense layers"]
     paired = {name: called for name, called in PAIRED.items() if any(name in row for row in results["rows"])}
     heads += [f"{what} at {budget:,}" for budget in budgets for what in ("right", *paired.values(), "cache read")]
-    lines = head(heads, words=1)
     for name, own in _by_method(results).items():
         cells = [f"`{name}`", frame(next(iter(own.values())))]
         for budget in budgets:
             row = own.get(budget, own.get(None))
             cells += [_right(row), *(_less(row, name) for name in paired)]
             cells.append(f"{row['cache_read']:.1%}" if row else NOTHING)
-        lines.append(line(*cells))
-    return [*lines, "", _about(results)]
+        body.append(cells)
+    return [*table(heads, body), "", _about(results)]
 
 
 def _budgets(results: Mapping[str, Any]) -> list[int]:

@@ -4,22 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 from saccade.methods.policy import Policy
 
 from ..accumulation.accumulation import DECODE_ONLY, DENSE, Accumulation, Case, cases_of
 from ..accumulation.passages import Passage, held_out_passages
 from ..judging.claim import Sample, Values
-from ..judging.effects import TEXTS
 from ..judging.study import Study
+from .texts import OfTexts
 from .together import rows_together
 
 KEY = ("text",)
 
 
 @dataclass(frozen=True, slots=True)
-class Accumulated:
+class Accumulated(OfTexts):
     """The experiment `accumulation`, passage by passage; see docs/experiments.md.
 
     An arm is `KEPT, SETTING` or `dense`; with more than one length `LENGTH` stands in front. Measures: `right`; `gap`,
@@ -36,8 +36,6 @@ class Accumulated:
         sparse_only: also decode them from their first token on.
         seed: where passages begin.
     """
-
-    interval: ClassVar[str] = TEXTS
 
     policy: str
     kept: tuple[float, ...]

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from lab.kinds import texts_by_kind
+from lab.packages import stretches
 from saccade.adapters.hf.run import sparsify
 from saccade.calibrate.sweep import KEY, Sweep
 from saccade.checkpoints.shape import shape_of
@@ -18,10 +20,8 @@ from saccade.eval.tokens import TokenizedText
 from saccade.methods.policy import Policy
 
 from ..judging.claim import Sample, Values
-from ..judging.effects import TEXTS
 from ..judging.study import Study
-from .kinds import texts_by_kind
-from .packages import stretches
+from .texts import OfTexts
 from .together import rows_together
 
 PARTS = 4
@@ -30,7 +30,7 @@ _TOGETHER = 64  # tokens of a call, each of which chooses for itself
 
 
 @dataclass(frozen=True, slots=True)
-class Continuation:
+class Continuation(OfTexts):
     """Stretches of packages' sources that share no token; what follows the prompt is fed token by token.
 
     Measures, of all that is decoded and of its parts: `loss`, mean negative log-likelihood of the next token; `right`,
@@ -46,8 +46,6 @@ class Continuation:
         nearer: shorter prompts in front of the same tokens too; an arm is `behind PROMPT, SPEC` then.
         own: temperature at which the model itself writes, densely, what follows the prompt; the text's own goes.
     """
-
-    interval: ClassVar[str] = TEXTS
 
     arms: tuple[str, ...]
     prompt: int = 1024

@@ -5,24 +5,22 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from statistics import fmean
-from typing import Any, ClassVar
-
-import torch
 
 from saccade.adapters.hf.run import sparsify
 from saccade.calibrate.problems import Ask, Problem
 from saccade.calibrate.sweep import KEY
 from saccade.eval.reader import Reader
+from saccade.eval.workers import on_threads
 from saccade.methods.policy import Policy
 
 from ..judging.claim import Sample, Values
-from ..judging.effects import TEXTS
 from ..judging.study import Study
 from .packages import PackageProblems
+from .texts import OfQuestions
 
 
 @dataclass(frozen=True, slots=True)
-class Generation:
+class Generation(OfQuestions):
     """Stretches of packages' sources that share no token, read densely once; answers are decoded greedily, one by one.
 
     Measures, each a mean over a text's questions: `tokens` until the end-of-sequence token, which counts, or `longest`;
@@ -34,8 +32,6 @@ class Generation:
         task, texts, asked, seed: see `Questions`.
         length, longest: tokens of a text, and of an answer at most.
     """
-
-    interval: ClassVar[str] = TEXTS
 
     arms: tuple[str, ...]
     task: str = "kv"
@@ -53,25 +49,18 @@ class Generation:
         lengths, room = (self.length, self.length), subject.positions - self.longest
         problems = PackageProblems(subject.tokenizer, self.task, lengths, self.texts, self.asked, self.seed, room)
         about = {name: getattr(self, name) for name in ("task", "length", "texts", "asked", "longest", "seed")}
-        threads, numbers = torch.get_num_threads(), range(len(problems))
-        with study.samples(about, KEY) as ledger:
-            try:
-                torch.set_num_threads(study.threads)
-                for number in numbers:
-                    missing = [one for one in policies.values() if (number, str(one)) not in ledger.records]
-                    for policy, values in self._read(study, problems[number], missing):
-                        ledger.add({"problem": number, "spec": str(policy), "values": values})
-                        advance(str(policy))
-            finally:
-                torch.set_num_threads(threads)
+        numbers = range(len(problems))
+        with study.samples(about, KEY) as ledger, on_threads(study.threads):
+            for number in numbers:
+                missing = [one for one in policies.values() if (number, str(one)) not in ledger.records]
+                for policy, values in self._read(study, problems[number], missing):
+                    ledger.add({"problem": number, "spec": str(policy), "values": values})
+                    advance(str(policy))
             return [
                 Sample(str(number), arm, ledger.records[number, str(policy)]["values"])
                 for arm, policy in policies.items()
                 for number in numbers
             ]
-
-    def conditions(self, study: Study) -> dict[str, Any]:
-        return study.environment("sources of installed packages, facts hidden in them", self.seed)
 
     def _read(self, study: Study, problem: Problem, policies: Sequence[Policy]) -> Iterator[tuple[Policy, Values]]:
         reader = Reader(study.loaded, problem.tokens) if policies else None

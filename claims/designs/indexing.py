@@ -6,28 +6,28 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from statistics import fmean
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy
-import torch
 
-from benchmarks.soak import Runner
-from benchmarks.steadiness import Steadiness
+from lab.packages import stretches
+from lab.runner import Runner
+from lab.steadiness import Steadiness
 from saccade.adapters.hf.run import sparsify
+from saccade.eval.workers import on_threads
 from saccade.methods.policy import Policy
 from saccade.recipes.machine import synchronize
 
 from ..judging.claim import Sample, Values
-from ..judging.effects import TEXTS
 from ..judging.study import Study
 from .continuation import PARTS
-from .packages import stretches
+from .texts import OfTexts
 
 KEY = ("text", "arm")
 
 
 @dataclass(frozen=True, slots=True)
-class Indexing:
+class Indexing(OfTexts):
     """Stretches of packages' sources that share no token; what follows the prompt is decoded with its own tokens.
 
     Measures without a window: `build`, the index's part of a prefill with its build, and `update`, its later part of
@@ -40,8 +40,6 @@ class Indexing:
         window: steps that the window hit rate looks back; None: steps are timed.
         texts, seed: how many; where the first one begins.
     """
-
-    interval: ClassVar[str] = TEXTS
 
     arms: tuple[str, ...]
     prompt: int
@@ -57,23 +55,15 @@ class Indexing:
         policies, subject = study.policies(self.arms), study.subject
         texts = stretches(subject.tokenizer, self.prompt + self.decoded, self.texts, self.seed, subject.positions)
         about = {name: getattr(self, name) for name in ("prompt", "decoded", "texts", "window", "seed")}
-        threads = torch.get_num_threads()
-        with study.samples(about, KEY) as ledger:
-            try:
-                torch.set_num_threads(study.threads)
-                for number, tokens in enumerate(texts):
-                    for arm, policy in policies.items():
-                        if (number, arm) not in ledger.records:
-                            values = self._read(study.loaded, subject.tokenizer, tokens, policy)
-                            ledger.add({"text": number, "arm": arm, "values": values})
-                            advance(arm)
-            finally:
-                torch.set_num_threads(threads)
+        with study.samples(about, KEY) as ledger, on_threads(study.threads):
+            for number, tokens in enumerate(texts):
+                for arm, policy in policies.items():
+                    if (number, arm) not in ledger.records:
+                        values = self._read(study.loaded, subject.tokenizer, tokens, policy)
+                        ledger.add({"text": number, "arm": arm, "values": values})
+                        advance(arm)
             records = [ledger.records[number, arm] for number in range(self.texts) for arm in policies]
         return [Sample(str(record["text"]), record["arm"], record["values"]) for record in records]
-
-    def conditions(self, study: Study) -> dict[str, Any]:
-        return study.environment("sources of installed packages", self.seed)
 
     def _read(self, model: Any, tokenizer: Any, tokens: Sequence[int], policy: Policy) -> Values:
         watched = Steadiness(self.window or 1, random=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy
 from scipy.stats import spearmanr
@@ -13,13 +13,13 @@ from saccade.calibrate.layers import LayerSearch, LayerSettings
 from saccade.calibrate.target import TargetSettings
 
 from ..judging.claim import Sample
-from ..judging.effects import TEXTS
 from ..judging.study import Study
 from .questions import Questions
+from .texts import OfQuestions
 
 
 @dataclass(frozen=True, slots=True)
-class Ordering:
+class Ordering(OfQuestions):
     """Questions under every candidate, as `Questions` asks them, and `saccade calibrate layers` without a question.
 
     Arms are `dense`, every candidate's spec, `METHOD, chosen`, the one that the probe takes, and `METHOD, order`, whose
@@ -35,8 +35,6 @@ class Ordering:
         texts, asked, seed: see `Questions`.
         passages: that the probe reads: two of a prompt, 16 in `saccade calibrate layers`.
     """
-
-    interval: ClassVar[str] = TEXTS
 
     task: str
     methods: tuple[str, ...] = ("tidal", "less_is_more")
@@ -57,9 +55,6 @@ class Ordering:
         for method, search in searches.items():
             samples += of_probe(method, search.run(advance), samples)
         return samples
-
-    def conditions(self, study: Study) -> dict[str, Any]:
-        return study.environment("sources of installed packages, facts hidden in them", self.seed)
 
     def _searches(self, study: Study) -> dict[str, LayerSearch]:
         def search(method: str) -> LayerSearch:

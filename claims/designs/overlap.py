@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from lab.packages import stretches
 from saccade.adapters.hf.run import sparsify
 from saccade.eval.reader import Reader
 from saccade.kernels.dense_decode_scores.api import decode_scores
@@ -18,15 +19,14 @@ from saccade.plans.roles import HeadSpan
 from saccade.types import KVView, Selection, Softmax
 
 from ..judging.claim import Sample
-from ..judging.effects import TEXTS
 from ..judging.study import Study
-from .packages import stretches
+from .texts import OfTexts
 
 KEY = ("text",)
 
 
 @dataclass(frozen=True, slots=True)
-class Overlap:
+class Overlap(OfTexts):
     """Stretches of packages' sources that share no token; their last tokens are decoded densely, one at a time.
 
     An arm is `layer L`. The overlap of a query head H is the share of its best tokens by q·k that are among the best of
@@ -40,8 +40,6 @@ class Overlap:
         texts: how many.
         seed: where the first text begins.
     """
-
-    interval: ClassVar[str] = TEXTS
 
     best: int = 5
     length: int = 1024
@@ -67,9 +65,6 @@ class Overlap:
             for record in records
             for arm, value in record["ranges"].items()
         ]
-
-    def conditions(self, study: Study) -> dict[str, Any]:
-        return study.environment("sources of installed packages", self.seed)
 
     def _read(self, model: Any, tokens: Sequence[int]) -> dict[str, float]:
         seen = _BestTokens(self.best)

@@ -5,19 +5,19 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from statistics import fmean
-from typing import Any, ClassVar
+from typing import Any
 
 from saccade.calibrate.sweep import KEY, Sweep
 from saccade.decode.recall import MeanRecall
 
 from ..judging.claim import Sample
-from ..judging.effects import TEXTS
 from ..judging.study import Study
 from .packages import PackageProblems
+from .texts import OfQuestions
 
 
 @dataclass(frozen=True, slots=True)
-class Questions:
+class Questions(OfQuestions):
     """Stretches of packages' sources that share no token, read densely once; each question is decoded under every arm.
 
     Measures: `right`, the share of a text's questions; `attention` and `token`, both recalls over heads with a set;
@@ -31,8 +31,6 @@ class Questions:
         recall: measure both recalls too, which takes as long again.
         seed: where everything random comes from.
     """
-
-    interval: ClassVar[str] = TEXTS
 
     arms: tuple[str, ...]
     task: str = "kv"
@@ -64,8 +62,7 @@ class Questions:
     def conditions(self, study: Study) -> dict[str, Any]:
         """Machine, versions and model; and what arms ran as, where the model's recipe gave layers or roles."""
         ran = {arm: str(policy) for arm, policy in study.policies(self.arms).items() if str(policy) != arm}
-        found = study.environment("sources of installed packages, facts hidden in them", self.seed)
-        return found | ({"arms": ran} if ran else {})
+        return OfQuestions.conditions(self, study) | ({"arms": ran} if ran else {})
 
 
 def _sample(arm: str, record: dict[str, Any]) -> Sample:

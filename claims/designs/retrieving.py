@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy
 
@@ -16,14 +16,14 @@ from ..gates.choice import CHOICE, Choice, direct_of, heads_of
 from ..gates.scaled import LETTER
 from ..gates.variants import DIRECT
 from ..judging.claim import Sample
-from ..judging.effects import TEXTS
 from ..judging.study import Study
 from .questions import Questions
+from .texts import OfTexts
 from .trial import CHOSEN, as_chosen, file_conditions, trial_of
 
 
 @dataclass(frozen=True, slots=True)
-class Retrieving:
+class Retrieving(OfTexts):
     """As `Questions`; a gate's rank decides whether its head is among so many that retrieve.
 
     Arms are the `others`, and `GATES COUNT, seed S, budget B`, where GATES is `hardkuma`, the variant that stands for
@@ -37,8 +37,6 @@ class Retrieving:
         lengths, texts, asked, seed: see `Questions`.
         choice: what stands for HardKuma.
     """
-
-    interval: ClassVar[str] = TEXTS
 
     file: str
     counts: tuple[int | str, ...]

@@ -61,8 +61,6 @@ def _samples(trial: Mapping[str, Any], variant: str) -> Iterator[Sample]:
     for place, layer in enumerate(trial["layers"]):
         for head in range(trial["kv_heads"]):
             values = [run["values"][place][head] for run in runs]
-            grey, above = (
-                fmean(GREY[0] < value < GREY[1] for value in values),
-                fmean(value > THRESHOLD for value in values),
-            )
-            yield Sample(f"layer {layer}, head {head}", variant, {"grey": grey, "open": above})
+            grey = fmean(GREY[0] < value < GREY[1] for value in values)
+            told = {"grey": grey, "open": fmean(value > THRESHOLD for value in values)}
+            yield Sample(f"layer {layer}, head {head}", variant, told)

@@ -8,8 +8,8 @@ for what a side could not do, `method`, `protocol`, `budget`, `refused`.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Iterable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -79,10 +79,6 @@ def write_lines(path: Path, records: Iterable[Any]) -> None:
     """A record a line; or an OutputError."""
     with writing(path):
         replace_text(path, "".join(json.dumps(record, allow_nan=False) + "\n" for record in records))
-
-
-def write_prompts(path: Path, prompts: Sequence[Prompt]) -> None:
-    write_lines(path, map(asdict, prompts))
 
 
 def read_answers(path: Path, prompts: int) -> Answers:

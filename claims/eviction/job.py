@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import subprocess
-from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -19,7 +18,7 @@ from saccade.recipes.machine import kernels_on, versions
 
 from ..subject import plain_subject
 from .asking import Asking
-from .exchange import Prompt, prompts_of, read_answers, write_lines, write_prompts
+from .exchange import Prompt, prompts_of, read_answers, write_lines
 from .join import agreement, rows_of
 
 PRESSES = Path(__file__).with_name("presses.py")
@@ -80,7 +79,7 @@ class EvictionJob:
 
     def write_prompts(self, prompts: Path, texts: Path) -> None:
         """What kvpress's side reads."""
-        write_prompts(prompts, self.prompts)
+        write_lines(prompts, map(asdict, self.prompts))
         reference = language_reference().train
         step = (len(reference) - CHARACTERS) // (TEXTS - 1)
         write_lines(texts, [reference[begin : begin + CHARACTERS] for begin in range(0, TEXTS * step, step)])
@@ -127,22 +126,16 @@ def ask_kvpress(job: EvictionJob, prompts: Path, texts: Path, answers: Path) -> 
     """
     budgets = [str(budget) for budget in job.budgets]
     files = (prompts, texts, answers, job.subject.source.location)
-    threads = str(job.settings.threads)
-    given = [*map(str, files), "--budgets", *budgets, "--threads", threads]
-    done = subprocess.run(
-        [*_python(job.settings.kvpress), str(PRESSES), *given], env=_environment(threads), check=False
-    )
+    given = [*map(str, files), "--budgets", *budgets, "--threads", str(job.settings.threads)]
+    done = _run(job.settings.kvpress, str(PRESSES), *given, threads=job.settings.threads)
     if done.returncode:
         raise SaccadeError(f"kvpress's side ended with exit code {done.returncode}; what it said stands above")
 
 
 def _check_kvpress(python: Path) -> None:
     """Raise unless the other environment has kvpress, before any work."""
-    looked = "import importlib.metadata as m; m.version('kvpress')"
     try:
-        found = subprocess.run(
-            [*_python(python), "-c", looked], capture_output=True, env=_environment("1"), check=False
-        )
+        found = _run(python, "-c", "import importlib.metadata as m; m.version('kvpress')", capture_output=True)
         reason = "" if found.returncode == 0 else "has no kvpress"
     except OSError as error:
         reason = f"cannot be run ({error.strerror})"
@@ -150,11 +143,8 @@ def _check_kvpress(python: Path) -> None:
         raise OutputError(f"--kvpress {str(python)!r} {reason}; the head of {REQUIREMENTS} says how to make one")
 
 
-def _python(python: Path) -> Sequence[str]:
-    # Nothing of this environment is seen from the other one.
-    return (str(python), "-I")
-
-
-def _environment(threads: str) -> dict[str, str]:
+def _run(python: Path, *given: str, threads: int = 1, **more: Any) -> subprocess.CompletedProcess[bytes]:
+    """Run the other environment's Python, which sees nothing of this one."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith(("PYTHON", "VIRTUAL_ENV"))}
-    return {**kept, "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": threads, "TOKENIZERS_PARALLELISM": "false"}
+    own = {"HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": str(threads), "TOKENIZERS_PARALLELISM": "false"}
+    return subprocess.run([str(python), "-I", *given], env=kept | own, check=False, **more)

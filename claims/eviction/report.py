@@ -5,28 +5,25 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from saccade.report.wording import NOTHING
+from lab.markdown import table
+from saccade.report.wording import NOTHING, grouped
 
-from ..markdown import head, line
-
+CELL = ("side", "method", "protocol")
 LONGEST = 50
 """Characters of a method's name in the table."""
 
 
-def table(results: Mapping[str, Any]) -> list[str]:
+def answers(results: Mapping[str, Any]) -> list[str]:
     """Markdown: a line per method and protocol, right answers and tokens read at every budget."""
-    rows = results["rows"]
+    rows, body = results["rows"], []
     budgets = sorted({row["budget"] for row in rows if row["budget"] is not None})
-    heads = ["", "method", "protocol", *map(str, budgets), "no budget"]
-    lines = head(heads)
-    for key in dict.fromkeys((row["side"], row["method"], row["protocol"]) for row in rows):
-        own = {row["budget"]: row for row in rows if (row["side"], row["method"], row["protocol"]) == key}
-        side, method, protocol = key
-        cells = [_cell(own.get(budget)) for budget in (*budgets, None)]
+    heads = ["", *CELL[1:], *map(str, budgets), "no budget"]
+    for (side, method, protocol), own in grouped(rows, lambda row: tuple(row[one] for one in CELL)).items():
+        found = {row["budget"]: row for row in own}
         # A list of heads says nothing to a reader; the results file has it.
         named = method if len(method) <= LONGEST else method.partition(":")[0]
-        lines.append(line(side, f"`{named}`", f"`{protocol}`", *cells))
-    return lines
+        body.append([side, f"`{named}`", f"`{protocol}`", *(_cell(found.get(budget)) for budget in (*budgets, None))])
+    return table(heads, body, heads)
 
 
 def refusals(results: Mapping[str, Any]) -> list[str]:
@@ -43,7 +40,7 @@ def section(results: Mapping[str, Any]) -> list[str]:
         f"tokens in both environments on {dense['same_tokens']} of {dense['prompts']} prompts; kvpress's own pipeline "
         f"gives the same answer as the script in {pipeline['same']} of {pipeline['compared']} cells."
     )
-    return [checked, "", *table(results), "", "Not run, in kvpress's words:", "", *refusals(results)]
+    return [checked, "", *answers(results), "", "Not run, in kvpress's words:", "", *refusals(results)]
 
 
 def summary(results: Mapping[str, Any]) -> Sequence[str]:

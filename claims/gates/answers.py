@@ -42,11 +42,7 @@ class RoleAnswers:
 
     @classmethod
     def check(cls, file: Path, folder: Path, own: Choice, subject: Subject) -> RoleAnswers:
-        """Resolve what the user has chosen; see `python -m claims roles --help`.
-
-        Raises:
-            SaccadeError: one line about the first thing that is not valid.
-        """
+        """Resolve settings, or raise a SaccadeError about the first that is not valid."""
         trial = read_trial(file, subject.shape)
         check_folder(folder)
         problems = PackageProblems(

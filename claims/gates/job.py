@@ -46,11 +46,7 @@ class Trial:
 
     @classmethod
     def check(cls, settings: TrialSettings) -> Trial:
-        """Resolve settings.
-
-        Raises:
-            SaccadeError: one line about the first thing that is not valid.
-        """
+        """Resolve settings, or raise a SaccadeError about the first that is not valid."""
         variants = tuple(dict.fromkeys(name.strip() for name in settings.variants.split(",")))
         for name in variants:
             if name not in VARIANTS:

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from statistics import fmean
 
+from lab.markdown import table
 from saccade.report.wording import grouped
 
 from ..judging.results import slug
-from ..markdown import head, line
 from ..stored import stored
 from .published import CODE
 from .scaled import SHARE
@@ -46,14 +46,13 @@ def section(results: Results) -> list[str]:
     heads = ["gates", "scale", "expected open", "undecided", "above one half"]
     kept = ("those above one half", f"the best {results['target']}")
     heads += [f"right, {roles}, budget {budget}" for roles in kept for budget in budgets]
-    lines = head(heads, words=2)
-    steps = f"{results['steps']:,} steps"
+    body, steps = list[list[str]](), f"{results['steps']:,} steps"
     for name, runs in grouped(results["runs"], lambda run: str(run["variant"])).items():
         cells = [VARIANTS[name].kind, VARIANTS[name].scale, _between([run["expected_l0"] for run in runs], "{:.1f}")]
         cells += [_between([run["grey"] for run in runs], "{:.0%}"), _between([run["open"] for run in runs], "{}")]
         for roles in ("threshold", "exact"):
             cells += [_right(results, name, roles, budget) for budget in budgets]
-        lines.append(line(*cells))
+        body.append(cells)
         if any(run["step"] < results["steps"] for run in runs):
             steps += f", {name} cut off at {_between([run['step'] for run in runs], '{:,}')}"
     own, heads_each = results["environment"], results["kv_heads"]
@@ -62,7 +61,7 @@ def section(results: Results) -> list[str]:
     told += f"{own['versions']['torch']}, {own['date'][:10]}. `{command(results)}` "
     told += f"([gates.json](results/{stored('gates.json').name}))"
     image = f"![Expected open gates, multiplier and loss over the steps of each training](images/{PICTURE})"
-    return [*lines, "", told, "", image]
+    return [*table(heads, body, heads[:2]), "", told, "", image]
 
 
 def _between(values: Sequence[float], form: str) -> str:

@@ -10,8 +10,8 @@ from rich.table import Table
 from rich.text import Text
 
 from saccade.calibrate.gates import DirectGates
-from saccade.report.table import new_table
-from saccade.report.wording import grouped
+from saccade.report.table import fill, new_table
+from saccade.report.wording import Columns, grouped
 
 from .scaled import DIVIDED
 
@@ -21,21 +21,17 @@ Results = Mapping[str, Any]
 def trial_table(results: Results) -> Table:
     """Where every training has ended, or has come to."""
     title = f"gates of {results['model']}, {results['target']} wanted open beside the first layer's heads"
-    columns = ("variant", "seed", "step", "E‖z‖₀", "open", "grey", "multiplier")
+    columns: Columns = {
+        "variant": lambda run: run["variant"],
+        "seed": lambda run: str(run["seed"]),
+        "step": lambda run: f"{run['step']:,}",
+        "E‖z‖₀": lambda run: f"{run['expected_l0']:.1f}",
+        "open": lambda run: str(run["open"]),
+        "grey": lambda run: f"{run['grey']:.0%}",
+        "multiplier": lambda run: f"{per_loss(run)[-1]:.4g}",
+    }
     notes = ["open: E[z] above 0.5; grey: share between 0.1 and 0.9; multiplier: per unit of the loss"]
-    table = new_table(title, columns, columns[:1], notes)
-    for run in results["runs"]:
-        cells = (
-            run["variant"],
-            str(run["seed"]),
-            f"{run['step']:,}",
-            f"{run['expected_l0']:.1f}",
-            str(run["open"]),
-            f"{run['grey']:.0%}",
-            f"{per_loss(run)[-1]:.4g}",
-        )
-        table.add_row(*map(Text, cells))
-    return table
+    return fill(new_table(title, columns, ("variant",), notes), results["runs"], columns)
 
 
 def progress_line(results: Results) -> str:

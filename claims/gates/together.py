@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import os
 import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from multiprocessing import parent_process
 from pathlib import Path
 from threading import Thread
 from typing import Any
@@ -19,6 +17,7 @@ from saccade.calibrate.target import TRAINING, Target, TargetSettings
 from saccade.calibrate.training import HeadTraining, Training
 from saccade.cli.terminal import quiet_libraries
 from saccade.errors import SaccadeError
+from saccade.eval.workers import end_with_parent
 
 from .hardkuma import HardKuma
 from .published import CODE, PublishedKuma, PublishedTraining
@@ -82,11 +81,9 @@ class Part:
             if name == CODE:
                 made.append(PublishedTraining(*given, PublishedKuma(shape, model.device, self.seed)))
                 continue
-            gates: Gates = (
-                DirectGates(shape, model.device)
-                if VARIANTS[name].kind == DIRECT
-                else HardKuma(shape, model.device, self.seed)
-            )
+            gates: Gates = HardKuma(shape, model.device, self.seed)
+            if VARIANTS[name].kind == DIRECT:
+                gates = DirectGates(shape, model.device)
             made.append(ScaledTraining(*given, gates, VARIANTS[name].scale))
         return made
 
@@ -127,7 +124,7 @@ def train(part: Part, after_block: Callable[[], None] = lambda: None) -> None:
 
 def train_alone(part: Part) -> None:
     """`train` as a process of its own, which ends with the one that has started it."""
-    Thread(target=_end_with_parent, daemon=True).start()
+    Thread(target=end_with_parent, daemon=True).start()
     torch.set_num_threads(1)
     if ":" in part.settings.common.device:
         torch.cuda.set_device(part.settings.common.device)
@@ -138,13 +135,6 @@ def train_alone(part: Part) -> None:
         sys.exit(f"saccade: error: {error}")
     except KeyboardInterrupt:
         sys.exit(1)
-
-
-def _end_with_parent() -> None:
-    parent = parent_process()
-    assert parent is not None, "a process of its own has been started by another"
-    parent.join()
-    os._exit(1)
 
 
 def _nothing(_: str) -> None:

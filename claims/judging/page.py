@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from ..markdown import head, line
+from lab.markdown import table
+
 from .claim import MIXED, PAPERS, SACCADE, UNTOLD, Listed
 from .discovery import found
 from .effects import TEXTS
@@ -27,8 +28,8 @@ def paper_lines(paper: str) -> list[str]:
     """The claims of a paper: every one, those that were not run among them; its picture below."""
     claims, held = found(), recorded()
     own = {number: listed for number, listed in claims.items() if listed.claim.source.paper == paper}
-    rows = [row for number, listed in own.items() for row in _rows(listed, held.get(number, ()))]
-    lines = [*head(COLUMNS), *rows]
+    rows = (row for number, listed in own.items() for row in _rows(listed, held.get(number, ())))
+    lines = table(COLUMNS, rows, COLUMNS)
     results = results_of(paper, held)
     told = [
         f"{one['claim']} on {one['on']} cannot be told: {one['power']}." for one in results if one["verdict"] == UNTOLD
@@ -48,11 +49,9 @@ def worth_lines() -> list[str]:
         claim = listed.claim
         if claim.source.paper != SACCADE and claim.settings.interval == TEXTS and claim.withdrawn is None:
             by_worth.setdefault(_worth(held.get(number, ())), []).append(number)
-    rows = head(("worth", "what it rests on", "claims", "which"))
-    for worth, means in WORTH.items():
-        if own := by_worth.get(worth):
-            rows.append(line(f"**{worth}**", means, str(len(own)), ", ".join(own)))
-    return rows
+    named = ((worth, means, by_worth[worth]) for worth, means in WORTH.items() if worth in by_worth)
+    body = ([f"**{worth}**", means, str(len(own)), ", ".join(own)] for worth, means, own in named)
+    return table(heads := ("worth", "what it rests on", "claims", "which"), body, heads)
 
 
 def _worth(results: Sequence[Result]) -> str:
@@ -88,15 +87,15 @@ def results_of(paper: str, held: Mapping[str, Sequence[Result]]) -> list[Result]
     return [result for number in numbers for result in held.get(number, ())]
 
 
-def _rows(listed: Listed, results: Sequence[Result]) -> list[str]:
+def _rows(listed: Listed, results: Sequence[Result]) -> list[list[str]]:
     claim = listed.claim
     other = "" if claim.protocol is None else f"; the paper measured {claim.protocol}"
     says = f"{claim.sentence} ({claim.source.place}{other})"
     if claim.withdrawn is not None:
-        return [line(listed.number, says, "**withdrawn**", claim.withdrawn, "")]
+        return [[listed.number, says, "**withdrawn**", claim.withdrawn, ""]]
     if not results:
-        return [line(listed.number, says, "not run", "", "")]
-    return [line(_linked(one), says, f"**{one['verdict']}**", _found(one), str(one["n"])) for one in results]
+        return [[listed.number, says, "not run", "", ""]]
+    return [[_linked(one), says, f"**{one['verdict']}**", _found(one), str(one["n"])] for one in results]
 
 
 def _linked(result: Result) -> str:

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from lab.whole_tree import SOURCE, WholeTree, WholeTreeLayer, built
 from saccade.kernels._cluster_tree import ClusterTree, distance, rounded_up
 from saccade.kernels._flat import host_bounds
 from saccade.kernels.chunk_keys.api import chunk_keys
@@ -17,8 +18,6 @@ from saccade.methods.options import Budget, FirstDense, Options
 from saccade.text.feed import TokenFeed
 from saccade.text.history import TokenHistory
 from saccade.types import KVView
-
-from .whole_tree import SOURCE, WholeTree, WholeTreeLayer, built
 
 
 @dataclass(frozen=True, slots=True)

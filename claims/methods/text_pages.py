@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from lab.chunked import ChunkedIndex, ChunkedLayer
 from saccade.errors import PolicyError
 from saccade.kernels._chunk_sets import fill_budget
 from saccade.kernels._gather import gather_tokens
@@ -20,8 +21,6 @@ from saccade.selection.selector import Selector
 from saccade.text.feed import TokenFeed
 from saccade.text.table import Cuts
 from saccade.types import KVView, Selection
-
-from .chunked import ChunkedIndex, ChunkedLayer
 
 
 @dataclass(frozen=True, slots=True)

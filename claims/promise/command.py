@@ -5,9 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated, Any
 
+from lab.markdown import line, table
 from saccade.cli.options import Seed, count, words
-
-from ..markdown import head, line
 
 
 def promise(
@@ -46,27 +45,26 @@ def promise(
 
 def error_table(found: dict[str, Any]) -> list[str]:
     """Markdown: the worst world's rate by texts and correlation, and how many designs were refused."""
-    rows, designs = found["rows"], ("texts", "asked", "loss")
+    rows, designs, body = found["rows"], ("texts", "asked", "loss"), list[list[str]]()
     correlations = sorted({row["correlation"] for row in rows})
     heads = ["texts", *(f"correlation {one:g}" for one in correlations), "designs judged", "refused"]
-    lines = head(heads)
     for texts in sorted({one["texts"] for one in [*rows, *found["refused"]]}):
         own = [row for row in rows if row["texts"] == texts]
-        cells = []
+        cells = [str(texts)]
         for correlation in correlations:
             rates = [row["rate"] for row in own if row["correlation"] == correlation]
             cells.append(f"{max(rates):.1%}" if rates else "–")
         cells.append(str(len({tuple(row[name] for name in designs) for row in own})))
         cells.append(str(sum(one["texts"] == texts for one in found["refused"])))
-        lines.append(line(str(texts), *cells))
-    return lines
+        body.append(cells)
+    return table(heads, body, heads)
 
 
 def power_table(rows: list[dict[str, Any]]) -> list[str]:
     """Markdown: the least favourable way's rate, by texts, questions and correlation."""
     correlations, accuracies = (sorted({row[name] for row in rows}) for name in ("correlation", "accuracy"))
     heads = ["texts × questions", "correlation", *(f"accuracy {one:g}" for one in accuracies)]
-    lines = head(heads)
+    lines = table(heads, (), heads)
     for texts, asked in dict.fromkeys((row["texts"], row["asked"]) for row in rows):
         own = [row for row in rows if (row["texts"], row["asked"]) == (texts, asked)]
         if own[0]["rate"] is None:

@@ -32,8 +32,7 @@ def reasoning(
     """
     from saccade.cli.terminal import quiet_libraries, time_and_show
 
-    from .job import Reasoning
-    from .table import reasoning_table
+    from .job import Reasoning, reasoning_table
 
     quiet_libraries()
     job: Any = Reasoning.check(model, policy or POLICIES, budgets, seed, memory)  # runs as a GridJob does, on no grid

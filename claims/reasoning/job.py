@@ -10,6 +10,8 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
+from rich.table import Table
+
 from saccade.adapters.vllm.options import KEY, ServeOptions
 from saccade.adapters.vllm.server.serve import INSTALL
 from saccade.bench.synthetic import prepare_process
@@ -18,6 +20,7 @@ from saccade.errors import DocumentError, SaccadeError
 from saccade.eval.output import whole_numbers
 from saccade.methods.policy import Policy
 from saccade.recipes.machine import environment
+from saccade.report.table import new_table
 
 from ..judging.study import Study
 from .problems import ASKED, FAMILIES, Problem, problems_of
@@ -33,6 +36,7 @@ WARM, ROWS = 0.7, 256
 RULES = (SHORTEST, LONGEST, RIGHT, CHOOSING, JUDGED, EACH, MOST, ROOM, WARM, FAMILIES, ASKED)
 """What decides which problems are judged; stands in the file beside policies, budgets and seed."""
 
+MEANS = {"tokens": "{:,.0f}", "ended": "{:.3f}", "right": "{:.3f}"}
 Asked = tuple[Problem, list[int]]
 
 
@@ -145,3 +149,14 @@ def _tokens(study: Study, problem: Problem) -> list[int]:
         turn = [{"role": "user", "content": problem.question}]
         text = tokenizer.apply_chat_template(turn, add_generation_prompt=True, tokenize=False)
     return [*tokenizer(text, add_special_tokens=tokenizer.chat_template is None)["input_ids"]]
+
+
+def reasoning_table(results: Mapping[str, Any]) -> Table:
+    """Means over the problems that dense attention answers rightly and at length."""
+    told = f"{results['qualified']} of {results['asked']} problems qualify; {results['environment']['model']}"
+    table, rows = new_table(told, ("policy", "problems", *MEANS), words=("policy",)), results["rows"]
+    for arm in dict.fromkeys(row["arm"] for row in rows):
+        own = [row for row in rows if row["arm"] == arm]
+        means = (form.format(fmean(fmean(one[name]) for one in own)) for name, form in MEANS.items())
+        table.add_row(arm, str(len(own)), *means)
+    return table

@@ -41,7 +41,7 @@ def upkeep(
     # Imported here, so that --help and a mistyped option do not wait for torch.
     import torch
 
-    from benchmarks.measuring import measure
+    from lab.measuring import measure
     from saccade.cli.terminal import quiet_libraries
 
     from .job import UpkeepJob, UpkeepSettings

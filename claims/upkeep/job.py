@@ -51,11 +51,7 @@ class UpkeepJob:
 
     @classmethod
     def check(cls, settings: UpkeepSettings) -> UpkeepJob:
-        """Resolve settings.
-
-        Raises:
-            SaccadeError: one line about the first thing that is not valid.
-        """
+        """Resolve settings, or raise a SaccadeError about the first that is not valid."""
         subject = plain_subject(settings.model, settings.device, settings.dtype)
         names = tuple(dict.fromkeys(name.strip() for name in settings.variants.split(",")))
         for name in names:

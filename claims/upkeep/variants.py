@@ -6,13 +6,13 @@ from collections.abc import Mapping, Sequence
 
 from torch import Tensor
 
+from lab.whole_tree import WholeTreeLayer
 from saccade.decode.state import own_indexes
 from saccade.plans.plan import Plan
 from saccade.selection.clusters.index import ClusterLayer
 from saccade.text.history import TokenHistory
 from saccade.types import KVView, Selection
 
-from ..methods.whole_tree import WholeTreeLayer
 from .capture import Reading
 from .names import Order
 from .orders import largest_cluster, search

@@ -13,13 +13,13 @@ import pytest
 import torch
 
 from commands import Fails
+from printing import printed
 from saccade import SaccadeError
 from saccade.bench import engines, grid, serving
 from saccade.bench.serving import EMPTY, ServingJob, ServingSettings
 from saccade.bench.variants import STOCK_AGAIN
 from saccade.recipes import machine
 from saccade.report.timings import serving_table
-from tables import printed
 
 SETTINGS: dict[str, Any] = {
     "shape": "smollm2-135m", "contexts": ["8192"], "batches": ["1,4"], "threads": ["1"], "policies": ["quest"],

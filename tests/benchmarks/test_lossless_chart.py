@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from benchmarks.tables.lossless import VERIFIES, Cycle, chance, cycles
+from tables.lossless import VERIFIES, Cycle, chance, cycles
 
 
 def enumerated(dense: float, sparse: float, stands: float, drafts: int) -> float:

@@ -22,10 +22,10 @@ from benchmarks.serve.rows import beside_stock, percentiles, row_of_load
 from benchmarks.serve.table import day_table, load_table
 from claims.stored import RESULTS
 from commands import Invoke
+from printing import printed
 from saccade import SaccadeError
 from saccade.bench import engines
 from saccade.recipes import machine
-from tables import printed
 
 SETTINGS: dict[str, Any] = {
     "shape": "smollm2-135m", "contexts": ["64,32"], "batches": ["2"], "threads": ["1"], "policies": ["quest"],

@@ -13,13 +13,14 @@ from click.testing import Result
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from benchmarks import soak
 from benchmarks.__main__ import app
 from benchmarks.growth import one_head, synthetic_keys
-from benchmarks.soak import Runner, SoakJob, SoakSettings
-from benchmarks.steadiness import Steadiness, _LastSeen, at_random, clusters_of
-from claims.methods.whole_tree import WholeTree
+from benchmarks.soak import SoakJob, SoakSettings
 from commands import invoker, tiny_model, told, write_model
+from lab import runner
+from lab.runner import Runner
+from lab.steadiness import Steadiness, _LastSeen, at_random, clusters_of
+from lab.whole_tree import WholeTree
 from saccade.adapters.hf.run import sparsify
 from saccade.checkpoints.load import ModelSource
 from saccade.decode.stats import RunStats
@@ -147,7 +148,7 @@ def test_watched_tokens_go_together_as_if_alone(folder: Path, spec: str, monkeyp
     job = job_of(folder)
     series = []
     for together in (1, 32):
-        monkeypatch.setattr(soak, "_TOGETHER", together)
+        monkeypatch.setattr(runner, "_TOGETHER", together)
         watched = Steadiness(4)
         assert watch(watched, spec, job, 46).dense_passes == (46 // 6 if spec == RESA else 0)
         series.append(watched.series())

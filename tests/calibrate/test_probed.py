@@ -54,12 +54,7 @@ def test_passages_share_no_token(tokenizer: Any, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("content", "words"),
-    [
-        (" \n", "is empty"),
-        ("few words", f"needs {LEAST}"),
-        (b"\xff\xfe", "is not UTF-8"),
-        (None, "holds no"),
-    ],
+    [(" \n", "is empty"), ("few words", f"needs {LEAST}"), (b"\xff\xfe", "is not UTF-8"), (None, "holds no")],
 )
 def test_texts_that_tell_nothing(tokenizer: Any, tmp_path: Path, content: Any, words: str) -> None:
     path = tmp_path / "mine.txt"

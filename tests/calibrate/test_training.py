@@ -13,11 +13,10 @@ from mixing import Naive, exact
 from safetensors.torch import load_file, save_file
 
 from adapters import tiny
-from learning import ABOUT, PROBLEMS, SHORT, StoppedError, largest_file, nothing, records, stop_after
+from learning import ABOUT, PROBLEMS, SHORT, StoppedError, begin, largest_file, nothing, records, stop_after
 from one_line import refused
 from saccade.calibrate.gates import DirectGates
 from saccade.calibrate.training import CHECKPOINT, LOG, HeadTraining, Training
-from saccade.checkpoints.shape import shape_of
 from saccade.errors import OutputError, SaccadeError
 
 
@@ -26,16 +25,8 @@ def model() -> Any:
     return tiny.fresh("llama")
 
 
-def start(
-    model: Any, folder: Path, settings: Training = SHORT, problems: Any = PROBLEMS, about: Any = ABOUT
-) -> HeadTraining:
-    shape = shape_of(model.config)
-    gates = DirectGates((shape.layers - 1, shape.kv_heads))
-    return HeadTraining(model, problems, settings, folder, about, gates)
-
-
 def train(model: Any, folder: Path, *made: Any, advance: Any = nothing, **options: Any) -> HeadTraining:
-    training = start(model, folder, *made)
+    training = begin(model, folder, *made)
     training.run(advance, **options)
     return training
 
@@ -110,7 +101,7 @@ def test_a_run_taken_up_again_is_the_run_that_never_stopped(model: Any, tmp_path
     log = tmp_path / "parts" / LOG
     if stop != 3:
         log.write_bytes(log.read_bytes()[:-9])  # the machine went down as well: a line behind the checkpoint is cut off
-    parts = start(model, tmp_path / "parts")
+    parts = begin(model, tmp_path / "parts")
     assert parts.step == 3 * (stop // 3)
     parts.run(nothing, save_every=3)
     assert log.read_bytes() == (tmp_path / "whole" / LOG).read_bytes()
@@ -152,7 +143,7 @@ def test_a_folder_of_another_training_or_other_texts_is_refused(
     train(model, tmp_path, replace(SHORT, steps=1))
     other, (name,) = replace(SHORT, **{"steps": 1, **changed}), {**changed, **about}
     with refused(OutputError, f"{name}="):
-        start(model, tmp_path, other, PROBLEMS, {**ABOUT, **about})
+        begin(model, tmp_path, other, PROBLEMS, {**ABOUT, **about})
 
 
 def test_a_full_disk_leaves_the_checkpoint_before(model: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -165,7 +156,7 @@ def test_a_full_disk_leaves_the_checkpoint_before(model: Any, tmp_path: Path, mo
         train(model, folder, save_every=3)
     monkeypatch.undo()
     assert sorted(path.name for path in folder.iterdir()) == sorted([CHECKPOINT, LOG])  # no half-written file
-    again = start(model, folder)
+    again = begin(model, folder)
     assert again.step == 3
     again.run(nothing, save_every=3)
     assert torch.equal(again.gates.mean(), whole.gates.mean())
@@ -186,7 +177,7 @@ def test_a_checkpoint_that_cannot_be_read_is_one_line(model: Any, tmp_path: Path
     if content == "cut off":
         path.write_bytes(b"cut off")
     with refused(SaccadeError, CHECKPOINT):
-        start(model, tmp_path)
+        begin(model, tmp_path)
 
 
 def test_training_moves_gates_and_nothing_else(tmp_path: Path) -> None:

@@ -24,8 +24,8 @@ from claims.accumulation.accumulation import (
 )
 from claims.accumulation.job import shares
 from claims.accumulation.passages import FACTS, LIBRARY, REFERENCE, Passage, held_out_passages
-from claims.designs.packages import stretches
 from commands import Invoke, told
+from lab.packages import stretches
 from saccade.adapters.hf.run import sparsify
 from saccade.checkpoints.load import ModelSource
 from saccade.errors import SaccadeError

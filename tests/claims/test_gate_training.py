@@ -17,7 +17,7 @@ from adapters import tiny
 from claims.gates.hardkuma import HardKuma
 from claims.gates.published import CODE, PublishedKuma, PublishedTraining
 from claims.gates.scaled import LETTER, LOSS, MULTIPLIER, SHARE, ScaledTraining
-from learning import ABOUT, PROBLEMS, SHORT, StoppedError, nothing, records, stop_after
+from learning import ABOUT, PROBLEMS, SHORT, StoppedError, begin, nothing, records, stop_after
 from saccade.calibrate.gates import DirectGates
 from saccade.calibrate.mixture import Mixture
 from saccade.calibrate.training import LOG, HeadTraining, Training, targets
@@ -34,22 +34,14 @@ def model() -> Any:
     return tiny.fresh("llama")
 
 
-def scaled(
-    model: Any, folder: Path, scale: str = LETTER, settings: Training = SHORT, gates: Any = None
-) -> ScaledTraining:
-    return ScaledTraining(model, PROBLEMS, settings, folder, ABOUT, gates or HardKuma(SHAPE), scale)
-
-
-def published(model: Any, folder: Path, settings: Training = SHORT) -> PublishedTraining:
-    return PublishedTraining(model, PROBLEMS, settings, folder, ABOUT, PublishedKuma(SHAPE))
-
-
-def made(model: Any, folder: Path, scale: str = LETTER, settings: Training = SHORT) -> HeadTraining:
-    return published(model, folder, settings) if scale == CODE else scaled(model, folder, scale, settings)
+def drawn(model: Any, folder: Path, scale: str = LETTER, settings: Training = SHORT, gates: Any = None) -> Any:
+    if scale == CODE:
+        return begin(model, folder, settings, kind=PublishedTraining, gates=PublishedKuma(SHAPE))
+    return begin(model, folder, settings, kind=ScaledTraining, gates=gates or HardKuma(SHAPE), scale=scale)
 
 
 def trained(*given: Any, **more: Any) -> HeadTraining:
-    training = made(*given, **more)
+    training = drawn(*given, **more)
     training.run(nothing)
     return training
 
@@ -74,18 +66,18 @@ def test_the_loss_is_divided_by_its_first_value(model: Any, tmp_path: Path) -> N
         begun.multiplier = 2.0
         assert float(begun.lagrangian(torch.tensor(3.0), torch.tensor(5.0))) == pytest.approx(3.0 / first + 10.0)
     with pytest.raises(SaccadeError, match="loss: the loss is 0 at the start and has no size"):
-        scaled(model, tmp_path, LOSS).lagrangian(torch.tensor(0.0), torch.tensor(1.0))
+        drawn(model, tmp_path, LOSS).lagrangian(torch.tensor(0.0), torch.tensor(1.0))
 
 
 @pytest.mark.parametrize("scale", [LOSS, MULTIPLIER, CODE])
 def test_a_run_taken_up_again_is_the_run_that_never_stopped(model: Any, tmp_path: Path, scale: str) -> None:
     """By seed and step gates are drawn again; the first loss is read from the log, whatever lies between records."""
     settings = replace(SHORT, every=4)
-    whole = made(model, tmp_path / "whole", scale, settings)
+    whole = drawn(model, tmp_path / "whole", scale, settings)
     whole.run(nothing, save_every=3)
     with pytest.raises(StoppedError):
-        made(model, tmp_path / "parts", scale, settings).run(stop_after(5), save_every=3)
-    parts = made(model, tmp_path / "parts", scale, settings)
+        drawn(model, tmp_path / "parts", scale, settings).run(stop_after(5), save_every=3)
+    parts = drawn(model, tmp_path / "parts", scale, settings)
     assert parts.step == 3
     parts.run(nothing, save_every=3)
     assert (tmp_path / "parts" / LOG).read_bytes() == (tmp_path / "whole" / LOG).read_bytes()
@@ -97,10 +89,10 @@ def test_a_run_taken_up_again_is_the_run_that_never_stopped(model: Any, tmp_path
 
 def test_a_training_that_pauses_with_its_callers_mixture_is_the_same(model: Any, tmp_path: Path) -> None:
     whole = trained(model, tmp_path / "whole")
-    parts, mixture = scaled(model, tmp_path / "parts"), Mixture(model, SHORT.kept)
+    parts, mixture = drawn(model, tmp_path / "parts"), Mixture(model, SHORT.kept)
     for until in (2, 7, 20):
         parts.run(nothing, until=until, mixture=mixture)
-        assert scaled(model, tmp_path / "parts").step == min(until, SHORT.steps)
+        assert drawn(model, tmp_path / "parts").step == min(until, SHORT.steps)
     mixture.close()
     parts.log.close()
     assert torch.equal(parts.gates.mean(), whole.gates.mean())
@@ -119,7 +111,7 @@ def test_direct_gates_are_divided_by_what_half_open_ones_lose(model: Any, tmp_pa
     """Open ones lose nothing at the start; and a run taken up again is the run that never stopped."""
 
     def direct(folder: str) -> ScaledTraining:
-        return scaled(model, tmp_path / folder, SHARE, gates=DirectGates(SHAPE))
+        return drawn(model, tmp_path / folder, SHARE, gates=DirectGates(SHAPE))
 
     whole, parts = direct("whole"), direct("parts")
     whole.run(nothing)
@@ -164,7 +156,7 @@ def test_parameters_stay_where_the_code_keeps_them() -> None:
 
 
 def test_the_multiplier_grows_with_the_smoothed_excess_of_density_and_never_falls(model: Any, tmp_path: Path) -> None:
-    made = published(model, tmp_path, replace(SHORT, steps=30))
+    made = drawn(model, tmp_path, CODE, replace(SHORT, steps=30))
     made.run(nothing)
     lines, wanted = records(tmp_path), SHORT.target / 6
     multiplier, smoothed = 2.0, lines[0]["expected_l0"] / 6
@@ -181,7 +173,7 @@ def test_the_multiplier_grows_with_the_smoothed_excess_of_density_and_never_fall
 
 def test_only_a_density_above_the_wanted_one_is_paid_for(model: Any, tmp_path: Path) -> None:
     """What is paid is the smoothed density's excess; its gradient is the whole of the step's own."""
-    made = published(model, tmp_path)
+    made = drawn(model, tmp_path, CODE)
     for density, open_gates, paid in ((0.9, 3.0, True), (0.1, 1.0, False)):
         made.density, made.multiplier = density, 4.0
         excess = torch.tensor(open_gates - SHORT.target, requires_grad=True)
@@ -193,7 +185,7 @@ def test_only_a_density_above_the_wanted_one_is_paid_for(model: Any, tmp_path: P
 
 
 def test_the_loss_is_the_mean_square_of_last_hidden_states_of_all_tokens(model: Any, tmp_path: Path) -> None:
-    made, problem = published(model, tmp_path), PROBLEMS[0]
+    made, problem = drawn(model, tmp_path, CODE), PROBLEMS[0]
     hidden = {True: torch.randn(5, 8), False: torch.randn(5, 8)}
     mixture: Any = SimpleNamespace(
         follow=lambda text, ids, gates, **asked: SimpleNamespace(hidden_states=(None, hidden[gates is None][None]))
@@ -212,11 +204,11 @@ def test_the_loss_is_the_mean_square_of_last_hidden_states_of_all_tokens(model: 
 
 
 def test_the_learning_rate_rises_and_falls(model: Any, tmp_path: Path) -> None:
-    made, found = published(model, tmp_path / "ten", replace(SHORT, steps=10)), list[float]()
+    made, found = drawn(model, tmp_path / "ten", CODE, replace(SHORT, steps=10)), list[float]()
     for made.step in range(10):
         found.append(made.rate() / SHORT.rate)
     assert found == pytest.approx([0.5, *[1.0] * 8, 0.5])
-    begun = published(model, tmp_path / "one")
+    begun = drawn(model, tmp_path / "one", CODE)
     begun.run(nothing, until=1)
     # Adam's first step is the rate, wherever there is a gradient: 1 / 1.8 of it.
     moved = (begun.gates.parameters["alpha"].detach() - 1).abs()

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 from tokenizers.processors import TemplateProcessing
 
-from claims.designs.kinds import QUESTION, texts_by_kind
-from claims.judging.shares import share_interval
+from benchmarks.drafts import share_interval
+from lab.kinds import QUESTION, texts_by_kind
 from saccade.checkpoints.load import ModelSource
 from saccade.errors import DocumentError
 

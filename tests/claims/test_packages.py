@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from claims.designs import packages
 from claims.designs.packages import PackageProblems
+from lab import packages
 from saccade.calibrate.problems import NeedleProblems, Problem
 from saccade.checkpoints.load import ModelSource
 

@@ -14,20 +14,7 @@ SIZES = {
     "eviction": ("--context", "1100", "--limit", "3", "--policy", "quest"),
     # Which makes its folder first.
     "gates": ("--target-heads", "4", "--lengths", "128,140", "--device", "cpu", "--output-dir", "."),
-    "compare": (
-        "--context",
-        "160",
-        "--texts",
-        "3",
-        "--asked",
-        "2",
-        "--plain",
-        "3",
-        "--budgets",
-        "48",
-        "--json",
-        "rows",
-    ),
+    "compare": "--context 160 --texts 3 --asked 2 --plain 3 --budgets 48 --json rows".split(),
 }
 REFUSED = {
     "accumulation": {

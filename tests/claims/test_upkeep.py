@@ -172,20 +172,7 @@ def test_an_interval_by_text() -> None:
     assert mean_interval([0.5]) is None
 
 
-SMALL = (
-    "--budget",
-    "64,80",
-    "--prompt",
-    "100",
-    "--tokens",
-    "128",
-    "--every",
-    "64",
-    "--queries",
-    "2",
-    "--texts",
-    "2",
-)
+SMALL = ("--budget", "64,80", "--prompt", "100", "--tokens", "128", "--every", "64", "--queries", "2", "--texts", "2")
 
 
 def test_a_run_gives_tables_json_and_a_picture(invoke: Invoke, model_folder: Path, tmp_path: Path) -> None:

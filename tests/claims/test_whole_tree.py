@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 import saccade
 from benchmarks.growth import one_head, synthetic_keys
 from claims.methods.lazy_clusters import LazyClusters, LazyTree
-from claims.methods.whole_tree import WholeTree
+from lab.whole_tree import WholeTree
 from methods.harness import Decoder
 from methods.layouts import Batch
 from methods.oracles_cluster import Clustered, Settings

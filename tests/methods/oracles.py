@@ -12,19 +12,7 @@ import numpy as np
 
 from oracles import attention, rank_union, raw_scores, weights
 
-from .oracles_composed import (
-    Array,
-    Cut,
-    Sets,
-    always,
-    best,
-    by_roles,
-    composed,
-    dense,
-    persistent,
-    top_k,
-    unit_scores,
-)
+from .oracles_composed import Array, Cut, Sets, always, best, by_roles, composed, dense, persistent, top_k, unit_scores
 from .oracles_composed import everything as everything
 
 # --- the policies -----------------------------------------------------------------------------------------------

@@ -50,11 +50,7 @@ def test_a_list_says_what_it_looks_like() -> None:
 
 @pytest.mark.parametrize(
     ("written", "spec"),
-    [
-        ("heads:07+00", "heads:0+7"),
-        ("heads:10.1+9.10+9.9+0", "heads:0+9.9+9.10+10.1"),
-        ("heads:0+7.1+7", "heads:0+7"),
-    ],
+    [("heads:07+00", "heads:0+7"), ("heads:10.1+9.10+9.9+0", "heads:0+9.9+9.10+10.1"), ("heads:0+7.1+7", "heads:0+7")],
 )
 def test_what_is_written_is_put_in_order(written: str, spec: str) -> None:
     assert str(saccade.policy("lychee_decode", roles=written)) == f"lychee_decode:roles={spec}"

@@ -98,13 +98,7 @@ def refused(words: tuple[str, ...], path: Path, shape: ModelShape) -> None:
 
 
 @pytest.mark.parametrize(
-    "other",
-    [
-        {"layers": 4},
-        {"query_heads": 2, "kv_heads": 1},
-        {"architecture": "llama"},
-        {"weights": "000000"},
-    ],
+    "other", [{"layers": 4}, {"query_heads": 2, "kv_heads": 1}, {"architecture": "llama"}, {"weights": "000000"}]
 )
 def test_a_file_of_another_model_is_refused_with_both_fingerprints(other: dict[str, Any], tmp_path: Path) -> None:
     path = tmp_path / "roles.json"

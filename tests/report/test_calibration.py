@@ -10,12 +10,12 @@ from xml.etree import ElementTree
 
 import pytest
 
+from printing import cells, kept_figures, printed, said
 from saccade.eval.interval import wilson
 from saccade.report import heads as head_module
 from saccade.report import layers as layer_module
 from saccade.report.heads import head_report, head_table
 from saccade.report.layers import layer_report, layer_table
-from tables import cells, kept_figures, printed, said
 
 LAYERS = 4
 

@@ -11,12 +11,12 @@ from xml.etree import ElementTree
 import numpy
 import pytest
 
+from printing import kept_figures, printed
 from saccade.report import figures as figures_module
 from saccade.report.labels import labelled
 from saccade.report.page import comparison_page, comparison_report
 from saccade.report.palette import SHADES, marks
 from saccade.report.table import WIDE, comparison_table
-from tables import kept_figures, printed
 
 
 def row(policy: str, budget: int | None, correct: int = 40, n: int = 48, **changes: Any) -> dict[str, Any]:

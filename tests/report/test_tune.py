@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
+from printing import cells, kept_figures, printed, said
 from saccade.report import tune as tune_module
 from saccade.report.page import tune_page, tune_report
 from saccade.report.table import WIDE
 from saccade.report.tune import front_table
-from tables import cells, kept_figures, printed, said
 
 
 def row(family: str, spec: str, size: float, searched: float, ratio: float | None, status: str) -> dict[str, Any]:

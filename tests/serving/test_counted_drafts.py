@@ -10,8 +10,8 @@ import pytest
 
 from benchmarks import drafts
 from benchmarks.drafts import AGAIN, PLAIN, TRIED, Drafts, DraftsSettings, drafts_table
-from claims.designs import kinds
 from claims.designs.readings import drafts as read
+from lab import kinds
 from saccade.checkpoints.bundled import model_path
 from saccade.errors import SaccadeError
 

@@ -16,9 +16,8 @@ from claims.judging.study import Study
 from claims.judging.verdicts import judge
 from claims.reasoning import job
 from claims.reasoning.command import BUDGETS, POLICIES, SEED
-from claims.reasoning.job import MOST, RULES, Reasoning
+from claims.reasoning.job import MOST, RULES, Reasoning, reasoning_table
 from claims.reasoning.problems import Problem, problems_of
-from claims.reasoning.table import reasoning_table
 from saccade.errors import SaccadeError
 
 SPARSE = "quest:budget=64,heads=query", "tidal:budget=64,reselect=6,heads=query"

@@ -33,9 +33,9 @@ def check_folder(path: Path) -> None:
 
 
 def check_file(path: Path) -> None:
-    """Try whether a file can be written, or raise an OutputError; what it holds stays."""
-    with writing(path):
-        path.open("a").close()
+    """Try whether a file can be written, or raise an OutputError; what it holds stays, and none is made."""
+    with writing(path), path.open("a") if path.exists() else tempfile.TemporaryFile(dir=path.parent):
+        pass
 
 
 def write_json(path: Path, data: Mapping[str, Any], *, indent: int | None = 1) -> None:

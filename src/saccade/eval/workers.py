@@ -72,10 +72,10 @@ def _begin(work: Callable[[int], Any]) -> None:
     _work = work
     # An interruption reaches all processes of a terminal; the first one ends the others, if only by its own end.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    Thread(target=_end_with_parent, daemon=True).start()
+    Thread(target=end_with_parent, daemon=True).start()
 
 
-def _end_with_parent() -> None:
+def end_with_parent() -> None:
     parent = parent_process()
     assert parent is not None, "a worker has been forked"
     parent.join()

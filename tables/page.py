@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,7 +12,7 @@ from claims.stored import stored, stored_json
 from saccade.errors import SaccadeError
 from saccade.report.labels import family, labels
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
 
 _BLOCK = re.compile(r"(?P<begin><!-- made: (?P<name>[\w-]+) -->\n).*?(?P<end><!-- end -->)", re.DOTALL)
@@ -74,13 +74,6 @@ def unmade(text: str) -> str:
 def typed(text: str) -> str:
     """What somebody wrote, without code."""
     return re.sub(r"^```.*?^```$|`[^`\n]*`", "", unmade(text), flags=re.DOTALL | re.MULTILINE)
-
-
-def table(columns: Sequence[str], rows: Iterable[Sequence[str]], words: Collection[str] = ()) -> list[str]:
-    """Markdown: the first column and those of `words` hold words, the others figures."""
-    align = ["|---", *("|---" if column in words else "|--:" for column in columns[1:]), "|"]
-    head, *body = (("| " + " | ".join(cells) + " |") for cells in (columns, *rows))
-    return [head, "".join(align), *body]
 
 
 def told(environment: Results, command: str, file: str, root: str = "") -> str:

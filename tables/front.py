@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from .page import Results, named, table, told
+from lab.markdown import table
+
+from .page import Results, named, told
 from .serving import compared, points, policies, size
 
 POINTS = ((131_072, 1), (131_072, 4), (32_768, 1), (32_768, 8))

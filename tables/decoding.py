@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from lab.markdown import table
 from saccade.report.wording import grouped
 
-from .page import Results, Row, named, table, told
+from .page import Results, Row, named, told
 from .serving import size
 
 

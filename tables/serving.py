@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from lab.markdown import table
 from saccade.bench.variants import STOCK_AGAIN
 
-from .page import Results, Row, named, table, told
+from .page import Results, Row, named, told
 
 SHORT = 4096
 """Tokens up to which a row is short: there is little to save."""

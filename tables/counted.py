@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from lab.markdown import table
 from saccade.calibrate.promise import MARGIN, texts_needed
 from saccade.checkpoints.load import skeleton_of
 from saccade.checkpoints.presets import read_config
@@ -15,7 +16,7 @@ from saccade.methods.registry import policies
 from saccade.plans.cost import PARTS, Cost, cost_of
 from saccade.recipes.published import PREFIX, PUBLISHED
 
-from .page import Results, table
+from .page import Results
 
 WANTED = (0.9, 0.95, 0.97, 0.98, 0.99)
 ASKED = 96

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from claims.promise.command import error_table, power_table
-from saccade.report.wording import NOTHING, frame, grouped
+from lab.markdown import table, table_of
+from saccade.report.wording import NOTHING, Columns, frame, grouped
 
-from .page import Results, Row, named, source, table, told
+from .page import Results, Row, named, source, told
 
 DASH = "–"
 
@@ -14,63 +15,48 @@ def share(value: float | None, form: str = "{:.2f}") -> str:
     return DASH if value is None else form.format(value)
 
 
-def terms_named(results: Results) -> tuple[str, ...]:
-    """On which terms methods are compared: headers, none for results that do not say."""
-    named = ("cache read, index too", "sinks + window, dense layers")
-    return named if "cache_read" in results["rows"][0] else ()
-
-
-def terms(row: Row) -> tuple[str, ...]:
-    """What stands below them."""
-    return (share(row["cache_read"], "{:.0%}"), frame(row).replace(NOTHING, DASH)) if "cache_read" in row else ()
+def terms(results: Results) -> Columns:
+    """On which terms methods are compared; nothing of results that do not say."""
+    told: Columns = {
+        "cache read, index too": lambda row: share(row["cache_read"], "{:.0%}"),
+        "sinks + window, dense layers": lambda row: frame(row).replace(NOTHING, DASH),
+    }
+    return told if "cache_read" in results["rows"][0] else {}
 
 
 def demo(results: Results) -> list[str]:
     """Right answers, and what was read for them."""
-    columns = [
-        "policy",
-        "budget",
-        "right",
-        "95% interval",
-        *terms_named(results),
-        "cache attended",
-        "attention recall",
-        "token recall",
-    ]
     here = results["environment"]
     names = named((row["spec"] for row in results["rows"]), here)
-    body = [
-        [
-            names[row["spec"]],
-            DASH if row["budget"] is None else f"{row['budget']:,}",
-            f"{row['correct']}/{row['n']}",
-            "{:.2f}–{:.2f}".format(*row["interval"]),
-            *terms(row),
-            f"{row['share_attended']:.1%}",
-            share(row["recall"]),
-            share(row["token_recall"]),
-        ]
-        for row in results["rows"]
-    ]
+    columns: Columns = {
+        "policy": lambda row: names[row["spec"]],
+        "budget": lambda row: share(row["budget"], "{:,}"),
+        "right": lambda row: f"{row['correct']}/{row['n']}",
+        "95% interval": lambda row: "{:.2f}–{:.2f}".format(*row["interval"]),
+        **terms(results),
+        "cache attended": lambda row: f"{row['share_attended']:.1%}",
+        "attention recall": lambda row: share(row["recall"]),
+        "token recall": lambda row: share(row["token_recall"]),
+    }
     lengths = here["context_tokens"]
     long = f"{here['questions']} questions in {len(lengths)} stretches of {lengths[0]:,} tokens"
-    return [*table(columns, body), "", f"{long}; {told(here, 'make demo', 'demo')}"]
+    return [*table_of(results["rows"], columns), "", f"{long}; {told(here, 'make demo', 'demo')}"]
 
 
 def verify(results: Results) -> list[str]:
     """What drafts by the smallest sets are worth; their text is dense attention's."""
-    columns = ["policy", "tokens equal to stock's", "drafts that stood", "tokens per dense pass"]
-    body = [
-        [
-            f"`{row['policy'].removesuffix(',rectify=4:verify')}`" if isinstance(row["policy"], str) else "",
-            f"{row['equal']:,} of {results['tokens']:,}",
-            f"{row['acceptance_rate']:.2f}",
-            f"{row['tokens_per_dense_pass']:.2f}",
-        ]
-        for row in results["rows"]
-    ]
+
+    def policy(row: Row) -> str:
+        return f"`{row['policy'].removesuffix(',rectify=4:verify')}`" if isinstance(row["policy"], str) else ""
+
+    columns: Columns = {
+        "policy": policy,
+        "tokens equal to stock's": lambda row: f"{row['equal']:,} of {results['tokens']:,}",
+        "drafts that stood": lambda row: f"{row['acceptance_rate']:.2f}",
+        "tokens per dense pass": lambda row: f"{row['tokens_per_dense_pass']:.2f}",
+    }
     command = f"python tests/acceptance/check_verify.py {results['tokens']}"
-    return [*table(columns, body), "", told(results["environment"], command, "verify")]
+    return [*table_of(results["rows"], columns), "", told(results["environment"], command, "verify")]
 
 
 def layers(results: Results) -> list[str]:
@@ -91,25 +77,20 @@ def layers(results: Results) -> list[str]:
 
 def tune(results: Results) -> list[str]:
     """The candidates that were judged, and the best of each family beside them."""
-    columns = [
-        "family",
-        "budget",
-        "on texts that searched",
-        "agreement",
-        "at least",
-        "MB per token",
-        *terms_named(results)[1:],
-        "status",
-    ]
-    body, names = [], named((row["family"] for row in results["rows"]), results.get("environment"))
-    for family, rows in grouped(results["rows"], lambda row: str(row["family"])).items():
-        for row in rows:
-            if row["shown"] is None and row is not max(rows, key=lambda one: one["searched"]):
-                continue
-            status = row["status"] + (", chosen" if row["spec"] == results["chosen"] else "")
-            rung = row["spec"].partition("budget=")[2].partition(",")[0] or DASH
-            figures = (share(row[what], "{:.3f}") for what in ("searched", "ratio", "shown"))
-            body.append([names[family], rung, *figures, f"{row['bytes'] / 1e6:.1f}", *terms(row)[1:], status])
+    names, rows = named((row["family"] for row in results["rows"]), results.get("environment")), list[Row]()
+    for own in grouped(results["rows"], lambda row: str(row["family"])).values():
+        best = max(own, key=lambda one: one["searched"])
+        rows += [row for row in own if row["shown"] is not None or row is best]
+    columns: Columns = {
+        "family": lambda row: names[row["family"]],
+        "budget": lambda row: row["spec"].partition("budget=")[2].partition(",")[0] or DASH,
+        "on texts that searched": lambda row: share(row["searched"], "{:.3f}"),
+        "agreement": lambda row: share(row["ratio"], "{:.3f}"),
+        "at least": lambda row: share(row["shown"], "{:.3f}"),
+        "MB per token": lambda row: f"{row['bytes'] / 1e6:.1f}",
+        **dict([*terms(results).items()][1:]),
+        "status": lambda row: row["status"] + (", chosen" if row["spec"] == results["chosen"] else ""),
+    }
     texts = results["texts"]
     asked = (
         f"{len(results['rows'])} candidates on {len(texts['searched'])} texts, judged by {len(texts['judged'])} others"
@@ -119,7 +100,7 @@ def tune(results: Results) -> list[str]:
         f"saccade tune --context {results['context']} --agreement {results['wanted']:g} --dtype {results['dtype']}"
     )
     lines = f"Dense attention: {results['dense_bytes'] / 1e6:.1f} MB; {asked} ({keys}). {source(command, 'tune')}"
-    return [*table(columns, body, ("status",)), "", lines]
+    return [*table_of(rows, columns, ("status",)), "", lines]
 
 
 def promise(results: Results) -> list[str]:

@@ -8,12 +8,13 @@ from typing import Any
 
 import numpy
 
+from lab.markdown import table
 from saccade.adapters.vllm.lossless import lengths
 from saccade.methods.policy import Policy
 from saccade.report.drawing import as_svg, canvas, headline
 from saccade.report.palette import INK, marks
 
-from .page import Results, table, told
+from .page import Results, told
 from .serving import drifted, points, size, stock
 
 DRAFTS = "less_is_more:budget=2048"
