@@ -76,19 +76,18 @@ class EngineSettings(PolicySettings):
         chosen, notes = self.resolve(grid.shape)
         timed = [policy for policy in chosen if str(policy) != "dense" or "dense" in self.policies]
         for policy in timed:
-            page = policy.plan(grid.shape).bounds_page
-            if page is not None and block % page:
+            plan = policy.plan(grid.shape)
+            if (page := plan.bounds_page) is not None and block % page:
                 advice = f"pass --block {lcm(page, 16)}"
                 raise SaccadeError(f"{policy}: block={block} is no multiple of its page={page}; {advice}")
-            if _reads_text(policy, grid) and not Path(grid.name, "tokenizer.json").is_file():
+            if plan.reads_text and not Path(grid.name, "tokenizer.json").is_file():
                 told = f"shape {grid.name!r} has no tokenizer; a folder with one is needed"
                 raise SaccadeError(f"{policy} reads text: {told}")
         if self.rectify_together and all(policy.rectify is None for policy in timed):
             raise SaccadeError("rectify-together: none of these policies has dense passes")
         if self.draft_rate is not None and not any(ServeOptions(policy).drafts for policy in timed):
-            raise SaccadeError(
-                f"draft-rate={self.draft_rate} is valid only beside drafts: rectify=8:verify, or --drafts 8"
-            )
+            told = "valid only beside drafts: rectify=8:verify, or --drafts 8"
+            raise SaccadeError(f"draft-rate={self.draft_rate} is {told}")
         if self.draft_rate is not None and not 0 <= self.draft_rate <= 1:
             raise SaccadeError(f"draft-rate={self.draft_rate} is not valid: from 0 to 1, such as 0.97")
         return block, {STOCK: None, **{str(policy): policy for policy in timed}}, notes
@@ -266,7 +265,7 @@ class EngineJob(GridJob, Generic[AnyPoint]):
             "kv_cache_dtype": self.settings.kv_cache_dtype,
             "apart": SLIDING in shape.kinds,
         }
-        texts = any(_reads_text(policy, grid) for policy in self.policies.values())
+        texts = any(one is not None and one.plan(shape).reads_text for one in self.policies.values())
         settings |= {"tokenizer": grid.name} if texts else {"skip_tokenizer_init": True}
         if grid.served:
             parallel = self.settings.tensor_parallel
@@ -288,7 +287,3 @@ class EngineJob(GridJob, Generic[AnyPoint]):
         groups, kept = -(-(shape.layers - full) // full), min(shape.window or 0, length)
         others = rows * (-(-kept // self.block) + 2) + -(-min(2 * CHUNK, length) // self.block)
         return rows * -(-length // self.block) + groups * others
-
-
-def _reads_text(policy: Policy | None, grid: Grid) -> bool:
-    return policy is not None and policy.plan(grid.shape).reads_text

@@ -102,8 +102,7 @@ AnyRow = TypeVar("AnyRow", bound=Row)
 def quartiles(seconds: Sequence[float], unit: float = 1e3) -> tuple[float, float, float]:
     """Lower quartile, median and upper quartile in so many units a second; of one time thrice that, of none zeros."""
     if len(seconds) < 2:
-        only = unit * sum(seconds)
-        return only, only, only
+        return (unit * sum(seconds),) * 3
     fast, median, slow = (unit * value for value in statistics.quantiles(seconds, n=4))
     return fast, median, slow
 

@@ -93,10 +93,8 @@ class ServingJob(EngineJob[tuple[int, int]]):
         need = max(context for context, _ in points) + room
         longest = settings.max_model_len or need
         if longest < need:
-            raise SaccadeError(
-                f"max-model-len={longest} has no room for a context of {need - room} tokens and the {room} that may be "
-                f"decoded: at least {need}"
-            )
+            told = f"max-model-len={longest} has no room for a context of {need - room} tokens"
+            raise SaccadeError(f"{told} and the {room} that may be decoded: at least {need}")
         groups: tuple[tuple[str, ...], ...] = (tuple(policies),)
         if grid.served:
             groups = tuple((name,) for name in (*policies, STOCK_AGAIN))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Iterable
+from statistics import fmean
 from typing import Any
 
 from ..adapters.vllm.checks import FULL_KIND, SCHEDULER, captured_for, rectifies_ahead
@@ -129,8 +130,8 @@ class SyntheticEngine(Engine):
         self.llm.collective_rpc("fill_cache")
         self.tokens: list[int] = []
         self._counts: dict[str, int] = {}
-        self._points = self._rounds = self._tokens = 0
-        self._seconds = 0.0
+        self._rounds = list[float]()
+        self._points = self._tokens = 0
 
     def begin(self, context: int, batch: int) -> None:
         """Let `batch` requests stand at `context` tokens, as if they had been prefilled."""
@@ -143,7 +144,7 @@ class SyntheticEngine(Engine):
             self.llm.llm_engine.add_request(name, *request_for([7 + row] * context, most))
         self.round()
         self.llm.collective_rpc("skip_model", args=(False,))
-        self._rounds, self._seconds, self._tokens = 0, 0.0, sum(self._counts.values())
+        self._rounds, self._tokens = [], sum(self._counts.values())
 
     def round(self) -> float:
         """Go on until every row has one more token, and say when that was, by `time.perf_counter`.
@@ -162,18 +163,18 @@ class SyntheticEngine(Engine):
                 if output.finished:
                     raise SaccadeError("a request ended while it was timed: max_model_len leaves no room for its steps")
         end = time.perf_counter()
-        self._rounds, self._seconds = self._rounds + 1, self._seconds + end - start
+        self._rounds.append(end - start)
         return end
 
     @property
     def gained(self) -> float:
         """Tokens of a row in a round, the mean since all have come."""
-        return (sum(self._counts.values()) - self._tokens) / (self._rounds * len(self._counts))
+        return (sum(self._counts.values()) - self._tokens) / (len(self._rounds) * len(self._counts))
 
     @property
     def pace(self) -> float:
         """Seconds of a round, the mean of all since all rows have come: as who loops over `LLMEngine.step` waits."""
-        return self._seconds / self._rounds
+        return fmean(self._rounds)
 
     def end(self) -> None:
         """Drop the requests."""
