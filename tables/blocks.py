@@ -71,13 +71,10 @@ def _claims(paper: str) -> Made:
 
 
 def _compare(thousands: int) -> str:
-    more = {
-        8: "",
-        30: " --context 30720 --texts 24 --budgets 1024,4096 --output-dir results/compared_30k",
-        64: "-yarn4 --context 65536 --texts 17 --budgets 4096 --output-dir results/compared_64k",
-    }[thousands]
-    command = f"python -m claims compare --model models/qwen2.5-coder-1.5b{more}"
-    return f"{command} --plain 0 --json docs/results/compared_{thousands}k.json"
+    much, copy, file = " --texts 17 --budgets 4096", "-yarn4" if thousands > 32 else "", f"compared_{thousands}k"
+    asked = {30: "30720 --texts 24 --budgets 1024,4096", 64: f"65536{much}", 126: f"126000{much}"}.get(thousands)
+    more = f"{copy} --context {asked} --output-dir results/{file}" if asked else ""
+    return f"python -m claims compare --model models/qwen2.5-coder-1.5b{more} --plain 0 --json docs/results/{file}.json"
 
 
 def _compared(lines: Callable[[Results], list[str]], root: str, thousands: int, results: Results) -> list[str]:
@@ -124,9 +121,10 @@ BLOCKS: Mapping[str, Made] = {
     "serve-h200-gptoss": _speed("serve_h200_gptoss"),
     "serve-h200-gptoss-ceiling": Made(serving.ceiling, "serve_h200_gptoss", "saccade bench serve"),
     "front-methods": Made(partial(_compared, compared.short, "docs/", 8), "compared_8k", _compare(8)),
-    "compared-8k": Made(partial(_compared, compared.whole, "", 8), "compared_8k", _compare(8)),
-    "compared-30k": Made(partial(_compared, compared.whole, "", 30), "compared_30k", _compare(30)),
-    "compared-64k": Made(partial(_compared, compared.whole, "", 64), "compared_64k", _compare(64)),
+    **{
+        f"compared-{size}k": Made(partial(_compared, compared.whole, "", size), f"compared_{size}k", _compare(size))
+        for size in (8, 30, 64, 126)
+    },
     "front-speed": Made(front.speed, "serve_h200", "saccade bench serve"),
     "serve-cpu": Made(partial(serving.speed, file="serve_cpu"), "serve_cpu", _SERVE),
     "serve-clients-cpu": Made(

@@ -68,10 +68,8 @@ class Texts:
                 if len(tokens) == self.length or (first == 0 and len(tokens) >= self.least):
                     found.append(Passage(tokens, start))
         if not found:
-            raise DocumentError(
-                f"{self.name} has {longest:,} tokens at a stretch; the probe needs {self.least:,}: longer texts, or a "
-                "smaller budget"
-            )
+            told = f"the probe needs {self.least:,}: longer texts, or a smaller budget"
+            raise DocumentError(f"{self.name} has {longest:,} tokens at a stretch; {told}")
         count = min(count, len(found))
         return [found[place * len(found) // count] for place in range(count)]
 

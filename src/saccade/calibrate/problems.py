@@ -159,9 +159,8 @@ class NeedleProblems:
             raise DocumentError(f"--context {shortest} is not valid: texts of at least {SHORTEST} tokens")
         self.corpus = self.read()
         if longest >= len(self.corpus):
-            raise DocumentError(
-                f"--context {longest}: the built-in text has only {len(self.corpus)} tokens; pass --task FILE.jsonl"
-            )
+            told = f"the built-in text has only {len(self.corpus)} tokens; pass --task FILE.jsonl"
+            raise DocumentError(f"--context {longest}: {told}")
         behind = self._room() * (min(self.asked, needles_in(self.task, longest)) if self.together else 1)
         refuse_too_long(longest + behind, self.positions, self._name(longest))
         for number in range(min(self.count, 3)):

@@ -106,7 +106,10 @@ RecipePath = Annotated[
 ]
 
 # Of benchmarks. Lists repeat, or are joined by commas.
-PRESETS = "smollm2-135m, llama-3.2-1b, llama-3.1-8b, qwen3-8b, qwen3-30b-a3b, gemma-3-12b, gpt-oss-20b, qwen3-next-80b"
+PRESETS = (
+    "smollm2-135m, llama-3.2-1b, llama-3.1-8b, qwen3-8b, qwen3-30b-a3b, glm-4-9b-1m, gemma-3-12b, gpt-oss-20b, "
+    "qwen3-next-80b"
+)
 """`checkpoints.presets.SHAPES`, which `--help` does not wait for."""
 Shape = Annotated[
     str,

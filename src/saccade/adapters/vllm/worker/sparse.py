@@ -24,7 +24,7 @@ _SHARED = "_saccade_slots"
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Sparse:
-    """Rows that decode under the policy; `tokens`, int64 or a slice, are their positions in the flat batch; None: all."""
+    """Rows that decode under the policy; `tokens`, int64 or a slice, are their places in the flat batch; None: all."""
 
     state: DecodeState
     rows: Rows
