@@ -137,7 +137,7 @@ class Growth:
             advance(f"round {number + 1} of {settings.rounds}")
 
     def results(self) -> dict[str, Any]:
-        """What the JSON file holds; see `docs/soak.md`."""
+        """What the JSON file holds; see docs/experiments.md."""
         settings, cpu = self.settings, torch.device("cpu")
         rows = [subject.row() for subject in self._subjects if subject.times]
         given = {"contexts": self.contexts, "selectors": self.selectors, "correlation": _CORRELATION, "chunk": _CHUNK}

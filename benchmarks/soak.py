@@ -125,7 +125,7 @@ class Soak:
                 self._watch(policy, model, advance)
 
     def results(self) -> dict[str, Any]:
-        """What the JSON file holds; see `docs/soak.md`."""
+        """What the JSON file holds; see docs/experiments.md."""
         job, settings = self.job, self.job.settings
         labels = [str(policy) for policy in job.policies]
         return {

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from limits import LIMITS
 from parsing import parsed
 from projects import pyproject
 
@@ -259,6 +260,7 @@ def test_roots_import_each_other_as_the_table_says() -> None:
 def test_every_root_is_watched() -> None:
     assert {path.parent for path in ROOT.glob("*/__init__.py")} == {*EVERYWHERE[1:]}
     assert {ROOT / name for name in pyproject()["tool"]["mypy"]["files"]} == {*EVERYWHERE}
+    assert {f"lines of {path.name}" for path in EVERYWHERE[1:]} <= LIMITS.keys()
 
 
 def test_a_circle_between_roots_is_found(tmp_path: Path) -> None:

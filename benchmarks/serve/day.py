@@ -13,7 +13,7 @@ Conversation = Generator[tuple[list[int], int], list[int], None]
 """Gives prompts and how many tokens answer them, turn by turn; is sent the answers."""
 
 WARM = 8192
-"""Tokens of a prompt before what counts: more than a set holds, and no more than a step of vLLM reads."""
+"""Tokens of a prompt before what counts: more than usual sets hold, and as many as a step of vLLM reads on a GPU."""
 
 
 @dataclass(frozen=True, slots=True)

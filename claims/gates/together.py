@@ -81,9 +81,8 @@ class Part:
             if name == CODE:
                 made.append(PublishedTraining(*given, PublishedKuma(shape, model.device, self.seed)))
                 continue
-            gates: Gates = HardKuma(shape, model.device, self.seed)
-            if VARIANTS[name].kind == DIRECT:
-                gates = DirectGates(shape, model.device)
+            direct = VARIANTS[name].kind == DIRECT
+            gates: Gates = DirectGates(shape, model.device) if direct else HardKuma(shape, model.device, self.seed)
             made.append(ScaledTraining(*given, gates, VARIANTS[name].scale))
         return made
 

@@ -79,7 +79,7 @@ class UpkeepJob:
         return Experiment(model, levels, self.texts, self.plans, self.variants, self.layers, **sizes)
 
     def results(self, experiment: Experiment) -> dict[str, Any]:
-        """What the JSON file holds; see `docs/soak.md`."""
+        """What the JSON file holds; see docs/experiments.md."""
         subject = self.subject
         return {
             "model": subject.source.name,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from benchmarks.drafts import share_interval
 from tables.lossless import VERIFIES, Cycle, chance, cycles
 
 
@@ -38,3 +39,12 @@ def test_what_is_shown_gains_and_is_over_the_mean_of_stocks_runs() -> None:
 
     shown = cycles({"rows": [*rows(4096, 8.6), *rows(32768, 5.0), *rows(131072, 5.0, void=True)]})
     assert shown == {"32K × 2": Cycle(8.5, 5.0)}
+
+
+def test_a_share_is_as_sure_as_its_texts_are_alike() -> None:
+    """Of texts of which one half says all and the other nothing; steps alone would seem far surer."""
+    low, high = share_interval([100] * 8 + [0] * 8, [100] * 16) or (0, 0)
+    # A mean of 16 coins: .5 give or take 1.96 of .5 / 4, in whole sixteenths.
+    assert low == pytest.approx(0.5 - 1.96 / 8, abs=1 / 16) and high == pytest.approx(0.5 + 1.96 / 8, abs=1 / 16)
+    assert share_interval([30, 60, 90], [100, 200, 300]) == pytest.approx((0.3, 0.3)), "long texts count as such"
+    assert share_interval([1, 2], [2, 2]) is None

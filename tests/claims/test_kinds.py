@@ -7,7 +7,6 @@ from typing import Any
 import pytest
 from tokenizers.processors import TemplateProcessing
 
-from benchmarks.drafts import share_interval
 from lab.kinds import QUESTION, texts_by_kind
 from saccade.checkpoints.load import ModelSource
 from saccade.errors import DocumentError
@@ -51,12 +50,3 @@ def test_no_template_no_chat_and_no_more_texts_than_there_are(tokenizer: Any) ->
     assert [*texts_by_kind(tokenizer, LENGTH, 1, 0, POSITIONS)] == ["code", "prose"]
     with pytest.raises(DocumentError, match="the model has 512 positions"):
         texts_by_kind(tokenizer, LENGTH, 1, 0, 512)
-
-
-def test_a_share_is_as_sure_as_its_texts_are_alike() -> None:
-    """Of texts of which one half says all and the other nothing; steps alone would seem far surer."""
-    low, high = share_interval([100] * 8 + [0] * 8, [100] * 16) or (0, 0)
-    # A mean of 16 coins: .5 give or take 1.96 of .5 / 4, in whole sixteenths.
-    assert low == pytest.approx(0.5 - 1.96 / 8, abs=1 / 16) and high == pytest.approx(0.5 + 1.96 / 8, abs=1 / 16)
-    assert share_interval([30, 60, 90], [100, 200, 300]) == pytest.approx((0.3, 0.3)), "long texts count as such"
-    assert share_interval([1, 2], [2, 2]) is None

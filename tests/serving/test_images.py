@@ -58,7 +58,11 @@ def asked(seed: int = 0) -> list[Any]:
 
 
 def said(engine: LLM, prompts: list[Any]) -> Said:
-    return [tuple(one.outputs[0].token_ids) for one in engine.generate(prompts, greedy(24), use_tqdm=False)]
+    answers = engine.generate(prompts, greedy(24), use_tqdm=False)
+    assert (
+        "<image>" not in prompts[0]["prompt"] or len(answers[0].prompt_token_ids) > SETTINGS["max_num_batched_tokens"]
+    )
+    return [tuple(one.outputs[0].token_ids) for one in answers]
 
 
 @pytest.mark.walk

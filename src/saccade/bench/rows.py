@@ -78,8 +78,8 @@ class ServingRow(Row):
         drift: of stock's time at this setting between the first engine and the last, as a share; None: it ran once.
         void: the drift is more than `DRIFT`, and nothing can be compared.
         tokens_per_cycle: what a row gains by drafts and the pass that verifies them.
-        ms_loop: mean of all steps of vLLM's loop since the rows have come, which neither leaves out those that warm up
-            nor hides slow ones; None: of a run before there was such a figure.
+        ms_loop: mean time of a token in vLLM's loop since the rows have come, those included that warm up and slow
+            ones; None: of a run before there was such a figure.
     """
 
     drift: float | None = None

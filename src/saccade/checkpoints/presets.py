@@ -42,7 +42,7 @@ SHAPES: Mapping[str, tuple[type[PretrainedConfig], dict[str, Any]]] = MappingPro
             ("llama-3.1-8b", LlamaConfig, (128_256, 4_096, 14_336, 32, 32, 8, 128), _LLAMA_3),
             ("qwen3-8b", Qwen3Config, (151_936, 4_096, 12_288, 36, 32, 8, 128), {}),
             ("qwen3-30b-a3b", Qwen3MoeConfig, (151_936, 2_048, 6_144, 48, 32, 4, 128), _QWEN3_MOE),
-            ("glm-4-9b-1m", GlmConfig, (151_552, 4_096, 13_696, 40, 32, 2, 128), {}),
+            ("glm-4-9b-1m", GlmConfig, (151_552, 4_096, 13_696, 40, 32, 4, 128), {}),
             ("gemma-3-12b", Gemma3TextConfig, (262_208, 3_840, 15_360, 48, 16, 8, 256), _GEMMA_3),
             ("gpt-oss-20b", GptOssConfig, (201_088, 2_880, 2_880, 24, 64, 8, 64), _GPT_OSS),
             ("qwen3-next-80b", Qwen3NextConfig, (151_936, 2_048, 5_120, 48, 16, 2, 256), _QWEN3_NEXT),

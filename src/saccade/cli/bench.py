@@ -131,6 +131,6 @@ def time_engines(
     if find_spec("vllm") is None:
         raise SaccadeError(INSTALL)
     before = None
-    if resume and json is not None and json.is_file() and json.stat().st_size:
+    if resume and json is not None and json.is_file():
         before = read_json(json)
     time_and_show(job, table, json, before=before)

@@ -62,7 +62,7 @@ class Counters:
         if not usages:
             return
         device = usages[0].rows.seq_lens.device
-        ordered = sorted(usages, key=lambda one: (_alike(one), one.counts is not None))
+        ordered = sorted(usages, key=_alike)
         counted = _joined([_totals(list(some)) for _, some in groupby(ordered, key=lambda one: id(one.rows))])
         if not self._by_row:
             counted = counted / counted[:, 3:].clamp(min=1)

@@ -52,7 +52,8 @@ class Step(Protocol):
     """A step, which all layers of an attention group share.
 
     Attributes:
-        written: its new tokens; rows with one apart from rows with many, so that none is padded to the others.
+        written: its new tokens, rows with one apart from rows with many, so that none is padded to the others; none
+            where no bounds of pages follow them.
         num_actual_tokens: positions of the flat batch that rows have; in a captured step with those of its padding.
     """
 
