@@ -71,8 +71,7 @@ def decode(model: Any, rows: int = 1, new: int = 12) -> tuple[Tensor, Tensor]:
     return ids, torch.stack(logits)
 
 
-@pytest.mark.parametrize("tied", [False, True])
-@pytest.mark.parametrize("rows", [1, 3])
+@pytest.mark.parametrize(("tied", "rows"), [(False, 1), (True, 3)])
 def test_every_product_is_a_float32_sum_rounded_once(tied: bool, rows: int, calls: list[int]) -> None:
     model = fresh(tie_word_embeddings=tied, attention_bias=True)
     checked = []
