@@ -6,6 +6,7 @@ import copy
 import math
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import peft
@@ -111,6 +112,10 @@ def test_restore_leaves_nothing() -> None:
     run.restore()
     run.restore()
     assert traces(model) == before and nn.Linear.forward is forward
+    run, other = NativeLinears(model), partial(forward, model.lm_head)
+    model.lm_head.forward = other
+    run.restore()
+    assert vars(model.lm_head).pop("forward") is other, "what somebody has set meanwhile stays"
     again, same = decode(model)
     assert torch.equal(tokens, again) and torch.equal(logits, same)
     with torch.no_grad():

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 from torch.utils._pytree import tree_leaves
-from transformers import DynamicCache, PreTrainedModel, StaticCache
+from transformers import DynamicCache, PreTrainedModel
 from transformers.cache_utils import DynamicSlidingWindowLayer
 
 import saccade
@@ -278,14 +278,6 @@ def test_windows_above_all_full_attention_are_known_too(name: str) -> None:
                 model(tiny.prompt(), past_key_values=DynamicCache())
             tiny.by_hand(model, tiny.prompt(), NEW, DynamicCache(config=model.config))
             assert run.stats().dense_passes > 0
-
-
-def test_other_caches_are_refused() -> None:
-    model = hybrid("gemma3_text")
-    cache = StaticCache(config=model.config, max_cache_len=64)
-    told = pytest.raises(saccade.UnsupportedModelError, match=r"StaticSliding.* does not .* DynamicCache.config=")
-    with saccade.sparsify(model, f"{SPECS[0]},rectify={EVERY}"), torch.no_grad(), told:
-        model(tiny.prompt(), past_key_values=cache)
 
 
 def test_masks_by_kind_are_refused_where_tokens_run_again() -> None:

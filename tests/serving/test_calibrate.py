@@ -138,7 +138,6 @@ def refused(folder: Path, policy: str, *rest: str) -> str:
     ("policy", "rest", "words"),
     [
         ("quest:budget=64", (), "policy quest:budget=64 names its layer or needs none"),
-        ("tidal:reselect=7", (), "policy tidal:reselect=7 names its layer or needs none"),
         ("tidal:rule=ratio,ratio=0.1", (), "has no budget"),
         ("tidal", ("--tensor-parallel-size", "2"), "on one GPU, not on 2"),
         ("tidal", ("--load-format", "dummy"), "not --load-format dummy"),

@@ -64,6 +64,7 @@ def test_the_bundled_model_is_served_unless_another_is_named() -> None:
     assert args.additional_config == {"saccade": server.options.to_dict()}
     assert (args.scheduler_cls, args.async_scheduling) == (None, None)
     assert (server.block, server.address) == (32, "http://127.0.0.1:7")
+    assert made("--uds", "/tmp/socket").address == "unix:/tmp/socket"
     assert "12 layers" in server.shape and "float32" in server.shape
     assert made("--kv-cache-dtype", "fp8").shape == f"{server.shape}, cache in fp8"
 
@@ -260,6 +261,7 @@ REFUSED: list[tuple[dict[str, Any], tuple[str, ...], tuple[str, ...]]] = [
     ({"policy": "lychee_cluster"}, ("--kv-cache-dtype", "fp8"), ("lychee_cluster", "keeps means in the cache's dtype")),
     ({"policy": "quest"}, ("--kv-cache-dtype", "fp8", "--block-size", "16"), ("block_size=16", "multiples of 32")),
     ({}, ("--api-server-count", "2"), ("--api-server-count",)),
+    ({}, ("--grpc",), ("--grpc: saccade serve speaks HTTP",)),
     ({}, ("--host", "no.such.host.invalid"), ("--host no.such.host.invalid",)),
     ({}, ("--enable-auto-tool-choice",), ("--tool-call-parser",)),
     ({}, ("--logits-processors", "os.path:join"), ("os.path:join names nothing", "no LogitsProcessor")),
