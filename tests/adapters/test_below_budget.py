@@ -91,8 +91,7 @@ def test_speculation_rejects_some_and_accepts_some() -> None:
         assert sum(calls) > 30 + NEW - 1 and (way == "prompt lookup" or len(calls) < NEW), way
 
 
-@pytest.mark.parametrize("padding", [False, True])
-@pytest.mark.parametrize("policy", KINDS)
+@pytest.mark.parametrize(("policy", "padding"), paired(KINDS, [True, False]))
 @torch.no_grad()
 def test_several_positions_at_once_are_one_by_one(policy: str, padding: bool) -> None:
     """`run.decoding()`: sets equal, logits equal within float32 rounding."""
@@ -185,28 +184,3 @@ def test_shortcut_changes_nothing(policy: str, monkeypatch: pytest.MonkeyPatch) 
         shortest.append(min(chosen))
     assert tokens[0] == tokens[1]
     assert shortest == [budget + 1, 31]
-
-
-@pytest.mark.parametrize("policy", KINDS)
-def test_sparse_differs_from_dense(policy: str) -> None:
-    """Otherwise nothing above would be tested."""
-    logits = []
-    for spec in ("dense", tiny.spec(policy, BUDGET)):
-        with saccade.sparsify(tiny.llama(), spec):
-            out = generate(tiny.llama(), return_dict_in_generate=True, output_logits=True)
-            logits.append(torch.stack(out.logits))
-    torch.testing.assert_close(logits[0][0], logits[1][0])  # the prompt is dense
-    assert (logits[0][1] - logits[1][1]).abs().max() > 0.05
-
-
-@torch.no_grad()
-def test_prompt_chunks_of_a_hand_written_loop_are_dense() -> None:
-    """Longer calls outside `decoding()` are prompt; one-token calls decode."""
-    ids = tiny.prompt(40)
-    with saccade.sparsify(tiny.llama(), tiny.spec("tidal", BUDGET)) as attached:
-        cache = tiny.llama()(ids[:, :20], use_cache=True).past_key_values
-        chunked = tiny.llama()(ids[:, 20:], past_key_values=cache).logits
-        assert attached.stats().steps == 0
-        tiny.llama()(ids[:, :1], past_key_values=cache)
-        assert attached.stats().steps == 1
-    torch.testing.assert_close(chunked, tiny.llama()(ids).logits[:, 20:], rtol=0, atol=1e-4)

@@ -1,4 +1,4 @@
-"""What belongs to a text is its cache's: other texts inside of `generate`, and blocks that are open in a generator."""
+"""What a forward call is, as its caller has said: prompt or decoding, on which text, in which open block."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import contextvars
 from collections.abc import AsyncIterator, Iterator
+from contextlib import suppress
 from copy import deepcopy
 from typing import Any
 
@@ -14,6 +15,7 @@ import torch
 from transformers import DynamicCache, LogitsProcessor, StoppingCriteria
 
 import saccade
+from saccade.adapters.hf.call import Call, Caller, Callers
 
 from . import tiny
 from .tiny import prompt
@@ -160,3 +162,41 @@ def test_an_asynchronous_generator() -> None:
 
     with saccade.sparsify(model, POLICIES[0]) as run:
         asyncio.run(serve(run))
+
+
+@pytest.mark.parametrize(
+    ("known", "past", "queries", "prompt"),
+    [
+        ({}, 0, 7, 7),
+        ({}, 0, 1, 1),
+        ({}, 7, 1, 0),
+        ({}, 7, 3, 3),
+        ({"decoding": True}, 0, 7, 0),
+        ({"decoding": True}, 7, 3, 0),
+        ({"prompt": 7}, 0, 4, 4),
+        ({"prompt": 7}, 4, 3, 3),
+        ({"prompt": 7}, 6, 1, 1),
+        ({"prompt": 7}, 4, 5, 3),
+        ({"prompt": 7}, 7, 3, 0),
+        ({"prompt": 7, "decoding": True}, 0, 7, 0),
+        ({"prompt": 7, "decoding": True}, 6, 1, 0),
+        ({"prompt": 7, "purpose": "draft"}, 7, 1, 0),
+        ({"prompt": 7, "purpose": "dense"}, 7, 1, 1),
+        ({"prompt": 7, "purpose": "check"}, 7, 5, 5),
+    ],
+)
+def test_positions_are_prompt_or_decode(known: dict[str, Any], past: int, queries: int, prompt: int) -> None:
+    again = known.get("purpose") == "check"
+    assert Caller(**known).call(past, queries) == Call(past, queries, prompt, again=again)
+
+
+def test_what_was_known_before_holds_again() -> None:
+    callers = Callers()
+    with callers.knowing(prompt=7):
+        with suppress(KeyboardInterrupt), callers.knowing(prompt=9, decoding=True):
+            assert callers.here == Caller(prompt=9, decoding=True)
+            raise KeyboardInterrupt
+        assert callers.here == Caller(prompt=7)
+        with pytest.raises(TypeError), callers.knowing(prompts=9):
+            pass
+    assert callers.here == Caller()

@@ -1,4 +1,4 @@
-"""Copies of an attached model, models that share parts with one, and caches that their users have let go."""
+"""Copies of an attached model, and of the KV cache: there is one, appended in place, that its user can let go."""
 
 from __future__ import annotations
 
@@ -10,10 +10,15 @@ import weakref
 from typing import Any
 
 import pytest
-from transformers import DynamicCache, LlamaForCausalLM
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_iter
+from transformers import Cache, DynamicCache, LlamaForCausalLM, PreTrainedModel
 
 import saccade
+from saccade.adapters.hf.cache import MINIMUM_GROWTH
 
+from . import tiny
 from .tiny import fresh, said
 
 MODES = {
@@ -126,3 +131,115 @@ def test_a_run_keeps_no_cache_alive(mode: str) -> None:
         assert not any(one() is not None for one in alive)
         assert run.stats().index_bytes == bytes_held
         assert (bytes_held > 0) == (mode in ("plain", "text"))
+
+
+LENGTH, LAYERS = 1200, 8
+
+
+class PeakMemory(TorchDispatchMode):
+    """Bytes of tensor storage alive at once among those made inside, at their highest."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.now = self.peak = 0
+        self._known: set[int] = set()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        out = func(*args, **(kwargs or {}))
+        for tensor in tree_iter(out):
+            if isinstance(tensor, torch.Tensor):
+                self._track(tensor.untyped_storage())
+        return out
+
+    def _track(self, storage: torch.UntypedStorage) -> None:
+        key, size = storage._cdata, storage.nbytes()
+        if key not in self._known:
+            self._known.add(key)
+            self.now += size
+            self.peak = max(self.peak, self.now)
+            weakref.finalize(storage, self._freed, key, size)
+
+    def _freed(self, key: int, size: int) -> None:
+        self._known.discard(key)
+        self.now -= size
+
+
+@functools.cache
+def model() -> PreTrainedModel:
+    """Shapes in the proportions of a real model: the cache outweighs the scores of one layer."""
+    return tiny.fresh(num_hidden_layers=LAYERS, head_dim=64, max_position_embeddings=2 * LENGTH)
+
+
+@functools.cache
+@torch.no_grad()
+def held_and_peak(spec: str) -> tuple[int, int]:
+    """Bytes of cache and indexes after some steps from `LENGTH` tokens on, and the peak while those steps ran."""
+    ids = tiny.prompt(LENGTH)
+    memory = PeakMemory()
+    with saccade.sparsify(model(), spec) as run:
+        with memory:
+            cache = model()(ids, use_cache=True, logits_to_keep=1).past_key_values
+            model()(ids[:, : MINIMUM_GROWTH - 6], past_key_values=cache, logits_to_keep=1)
+            memory.peak = memory.now
+            # Indexes are built in the first step; the buffers are full and grow in the seventh.
+            for _ in range(10):
+                model()(ids[:, :1], past_key_values=cache)
+        return storage_bytes(cache) + run.stats().index_bytes, memory.peak
+
+
+def storage_bytes(cache: Cache) -> int:
+    storages = {}
+    for layer in cache.layers:
+        for tensor in tree_iter([layer.keys, layer.values, *vars(layer).values()]):
+            if isinstance(tensor, torch.Tensor):
+                storages[tensor.untyped_storage()._cdata] = tensor.untyped_storage().nbytes()
+    return sum(storages.values())
+
+
+SPECS = (
+    "quest:dense_layers=0,budget=64",
+    "tidal:budget=64,reselect=4,rectify=4",
+    "tidal:budget=64,reselect=4,rectify=4:verify",
+    "less_is_more:budget=64,reselect=4",
+    "lychee_cluster:budget=64",
+    "resa:rectify=4",
+)
+
+
+@pytest.mark.parametrize("spec", SPECS)
+def test_little_more_than_dense(spec: str) -> None:
+    """At the default page of 16 tokens, bounds are a sixteenth of the keys and values; rewriting happens in place."""
+    (held, peak), (dense_held, dense_peak) = held_and_peak(spec), held_and_peak("dense")
+    assert held <= 1.1 * dense_held
+    assert peak <= 1.1 * dense_peak
+    # And the dense run itself holds one copy with bounded room to grow.
+    assert dense_held <= 1.3 * 2 * LAYERS * 2 * 64 * 4 * (LENGTH + MINIMUM_GROWTH + 4)
+
+
+@pytest.mark.parametrize("policy", ["dense", "quest", "tidal"])
+@torch.no_grad()
+def test_appends_do_not_copy(policy: str) -> None:
+    """Keys and values are views of one growing buffer per layer; nothing else holds them."""
+    with saccade.sparsify(tiny.llama(), tiny.spec(policy, 16)):
+        cache = tiny.llama()(tiny.prompt(100), use_cache=True).past_key_values
+        addresses = [layer.keys.data_ptr() for layer in cache.layers]
+        bytes_held = storage_bytes(cache)
+        for step in range(30):
+            tiny.llama()(tiny.prompt(1), past_key_values=cache)
+            assert [layer.keys.data_ptr() for layer in cache.layers] == addresses
+            assert cache.layers[0].keys.shape == cache.layers[0].values.shape == (1, 2, 101 + step, 8)
+        assert storage_bytes(cache) == bytes_held
+        cache.crop(-20)
+        tiny.llama()(tiny.prompt(1), past_key_values=cache)
+        assert [layer.keys.data_ptr() for layer in cache.layers] == addresses
+
+
+@torch.no_grad()
+def test_adopting_a_plain_cache_copies_nothing() -> None:
+    """Its first append makes room once; what it held is freed layer by layer."""
+    model = tiny.llama()
+    cache = model(tiny.prompt(50), use_cache=True).past_key_values
+    storages = [weakref.ref(layer.keys.untyped_storage()) for layer in cache.layers]
+    with saccade.sparsify(model, tiny.spec("quest", 8)):
+        model(tiny.prompt(1), past_key_values=cache)
+        assert all(storage() is None for storage in storages)

@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM
 
 import saccade
 from adapters import tiny
@@ -106,16 +105,6 @@ def test_padded_rows_and_loops_by_hand() -> None:
         assert again.policy == run.policy
         model(tiny.prompt(1), past_key_values=cache)
         assert again.stats().layers[5].tokens == 12
-
-
-def test_a_recipe_beside_the_model_is_taken(tmp_path: Path) -> None:
-    tiny.fresh("llama", num_hidden_layers=6).save_pretrained(tmp_path)
-    loaded = AutoModelForCausalLM.from_pretrained(tmp_path).eval()
-    with saccade.sparsify(loaded, "tidal:budget=12,reselect=4") as run:
-        run.recipe().write(tmp_path / "saccade.json")
-    with saccade.sparsify(loaded, POLICY) as run:
-        assert run.policy.options.model_dump()["reselect"] == (4,)
-        assert any("recipe beside" in note for note in run.notes)
 
 
 def test_a_probe_that_raises_is_looked_for_again(monkeypatch: pytest.MonkeyPatch) -> None:

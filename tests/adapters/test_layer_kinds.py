@@ -242,7 +242,7 @@ def test_below_the_budget_only_full_attention_is_another(one: tuple[str, str], s
     assert all(0 < layers[layer].share < 1 for layer in FULL_LAYERS)
 
 
-@pytest.mark.parametrize(("name", "attention"), [one for one in ATTENTIONS if one[0] in ("gemma2", *KINDS)])
+@pytest.mark.parametrize(("name", "attention"), [one for one in ATTENTIONS if one[0] in ("gemma2", "llama4_text")])
 def test_restoring_leaves_the_model_as_it_was(name: str, attention: str) -> None:
     model = hybrid(name, attention=attention)
     state = {key: value.clone() for key, value in model.state_dict().items()}
@@ -297,7 +297,7 @@ def test_values_of_another_width_are_left_to_torchs_kernels_and_said() -> None:
         assert not [note for note in run.notes if "wide" in note]
 
 
-@pytest.mark.parametrize("name", HYBRIDS)
+@pytest.mark.parametrize("name", [name for name in HYBRIDS if name in ("gemma3n_text", "gpt_oss", "mimo_v2_flash")])
 def test_pages_are_the_oracles(name: str) -> None:
     """By bounds of the very keys that a layer reads, whoever keeps them and however wide their values are."""
     spec, model = "quest:page=4,budget=8,dense_layers=0", hybrid(name)

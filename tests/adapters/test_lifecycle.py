@@ -6,6 +6,7 @@ import copy
 import functools
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import peft
 import pytest
@@ -105,8 +106,8 @@ def test_a_restored_run_is_over() -> None:
 def test_a_copied_cache_continues_on_its_own() -> None:
     """`copy.deepcopy` of a cache under a run: both copies decode, with an index of their own."""
     model, spec = tiny.llama(), tiny.spec("quest", BUDGET)
-    checker = OracleObserver(spec)
-    with saccade.sparsify(model, spec, observers=(checker,)) as run:
+    checker, observer = OracleObserver(spec), Mock()
+    with saccade.sparsify(model, spec, observers=(checker, observer)) as run:
         cache = model(tiny.prompt(), use_cache=True).past_key_values
         model(torch.tensor([[3]]), past_key_values=cache)
         twin = copy.deepcopy(cache)
@@ -118,25 +119,7 @@ def test_a_copied_cache_continues_on_its_own() -> None:
             results.append([model(ids, past_key_values=one).logits for ids, one in fed])
         assert torch.equal(*results[0]) and not torch.equal(*results[1])
         assert run.stats().steps == 13, "copies count for the same run"
-
-
-@torch.no_grad()
-def test_a_copied_cache_is_seen_by_the_same_observers() -> None:
-    class Observer:
-        """A list of its own, which a deep copy would copy too."""
-
-        def __init__(self) -> None:
-            self.layers: list[int] = []
-
-        def observe(self, layer: int, *args: Any) -> None:
-            self.layers.append(layer)
-
-    observer = Observer()
-    model = tiny.llama()
-    with saccade.sparsify(model, tiny.spec("quest", BUDGET), observers=(observer,)):
-        cache = copy.deepcopy(model(tiny.prompt(), use_cache=True).past_key_values)
-        model(torch.tensor([[3]]), past_key_values=cache)
-    assert observer.layers == [0, 1, 2, 3]
+    assert observer.observe.call_count == 13 * 4, "and are seen by the same observers"
 
 
 @torch.no_grad()
@@ -198,17 +181,6 @@ def test_rows_may_leave_and_multiply() -> None:
         assert cache.layers[0].keys.shape == (2, 2, 24, 8)
 
 
-@pytest.mark.parametrize("policy", ["quest", "less_is_more"])
-def test_a_loop_without_no_grad(policy: str) -> None:
-    """Many a hand-written loop forgets `no_grad`; stock models run it."""
-    with saccade.sparsify(tiny.llama(), tiny.spec(policy, BUDGET), recall=True) as run:
-        expected = tiny.by_hand(tiny.llama(), tiny.prompt(), 6)
-        recall = run.stats().recall
-        with torch.enable_grad():
-            assert tiny.by_hand.__wrapped__(tiny.llama(), tiny.prompt(), 6).tolist() == expected.tolist()
-        assert run.stats().recall == pytest.approx(recall)
-
-
 @pytest.mark.parametrize("policy", ["quest", "tidal"])
 def test_a_cache_may_cross_inference_mode(policy: str) -> None:
     """Buffers made inside `inference_mode` are written outside of it, and the other way round."""
@@ -265,11 +237,10 @@ def test_peft_lora() -> None:
     assert generate(model) == stock
 
 
-@pytest.mark.parametrize("device_map", ["cpu", {"model": "cpu", "lm_head": "cpu"}], ids=str)
-def test_device_map_of_one_device(device_map: Any, tmp_path: Path) -> None:
+def test_device_map_of_one_device(tmp_path: Path) -> None:
     """accelerate's hooks stay in place."""
     tiny.fresh().save_pretrained(tmp_path)
-    model = AutoModelForCausalLM.from_pretrained(tmp_path, device_map=device_map)
+    model = AutoModelForCausalLM.from_pretrained(tmp_path, device_map={"model": "cpu", "lm_head": "cpu"})
     stock = generate(model)
     before = traces(model)
     with saccade.sparsify(model, tiny.spec("quest")):

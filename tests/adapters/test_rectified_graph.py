@@ -215,7 +215,7 @@ def test_a_cache_may_end_before_a_pass_or_with_it(length: int) -> None:
 
 
 @ON_DEVICE
-@pytest.mark.parametrize("sparse", range(EVERY + 1))
+@pytest.mark.parametrize("sparse", [0, 2, EVERY])
 def test_a_pass_is_captured_where_little_room_is_left(sparse: int) -> None:
     """Its warm-ups need more slots than are free behind the cache, and leave all as it was, bounds of keys included."""
     capacity = 34 + EVERY + 1

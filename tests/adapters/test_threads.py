@@ -25,7 +25,7 @@ from saccade.decode.recall import RecallObserver
 from saccade.decode.stats import Rectifications
 
 from . import tiny
-from .ways import ON_DEVICE
+from .ways import ON_DEVICE, paired
 
 THREADS, NEW = 2, 6
 
@@ -87,8 +87,7 @@ def paused(model: PreTrainedModel, job: Callable[[], Any], others: Callable[[], 
         return result.result(), meanwhile
 
 
-@pytest.mark.parametrize("way", ["generate", "by hand", "fails"])
-@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize(("policy", "way"), paired(POLICIES, ["generate", "by hand", "fails"]))
 def test_another_call_runs_in_the_middle_of_one(policy: str, way: str) -> None:
     """In the worst moment, chosen and not hoped for: in front of a layer."""
     model, first, second = tiny.fresh(), tiny.prompt(21), tiny.prompt(33, seed=4)

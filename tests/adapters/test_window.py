@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 from torch.utils._pytree import tree_leaves
-from transformers import DynamicCache, PreTrainedModel, StaticCache
+from transformers import DynamicCache, PreTrainedModel
 from transformers.cache_utils import DynamicSlidingWindowLayer
 
 import saccade
@@ -112,10 +112,13 @@ def test_more_taken_back_than_there_is_leaves_nothing() -> None:
     layer.update(fed, fed)
     with pytest.raises(RuntimeError, match="the window before slot -4 is gone; from slot 0 on tokens are held"):
         layer.end_at(-4)
+    layer.crop(4)
+    assert layer.get_seq_length() == 4, "above 0: what is kept"
     layer.crop(-9)
     assert layer.get_seq_length() == 0 and mask_sizes(layer, 2) == (2, 0)
     keys, _ = layer.update(fed, fed)
     assert torch.equal(keys, fed) and layer.get_seq_length() == 5
+    assert RewindingWindow.adopt(layer, 6).reach == 6
 
 
 def test_a_window_that_is_gone_is_refused() -> None:
@@ -143,17 +146,6 @@ def test_rows_of_a_window_move_with_what_it_hides() -> None:
     layer.reset()
     layer.update(fed[:, :, :1], fed[:, :, :1])
     assert layer.get_seq_length() == 1 and torch.equal(layer.keys, fed[:, :, :1])
-
-
-def test_what_was_put_in_by_hand_is_all_there_is() -> None:
-    """As where a cache is set back to a copy of what it held."""
-    layer, fed = RewindingWindow(4, reach=2), torch.randn(1, 1, 9, 2)
-    layer.update(fed, fed)
-    held = {name: value.clone() if isinstance(value, Tensor) else value for name, value in vars(layer).items()}
-    layer.update(fed, fed)
-    vars(layer).update(held)
-    keys, _ = layer.update(fed[:, :, :1], fed[:, :, :1])
-    assert torch.equal(keys, torch.cat([fed[:, :, 6:], fed[:, :, :1]], dim=2)) and layer.get_seq_length() == 10
 
 
 REWRITTEN: dict[str, Callable[[PreTrainedModel], Any]] = {
@@ -246,8 +238,7 @@ UNSEEN: dict[str, tuple[str, int, int]] = {
 """How the first run is rectified, how many of its tokens are taken back, and how many stock then decodes."""
 
 
-@pytest.mark.parametrize("unseen", UNSEEN)
-@pytest.mark.parametrize("name", ["llama", "gemma3_text"])
+@pytest.mark.parametrize(("unseen", "name"), paired(UNSEEN, ["llama", "gemma3_text"]))
 def test_what_stock_decoded_between_two_runs_stays(name: str, unseen: str) -> None:
     """Nobody knows those tokens, so nothing up to them is run again; what the second run decodes is."""
     model = tiny.fresh("llama") if name == "llama" else hybrid(name)
@@ -287,14 +278,6 @@ def test_windows_above_all_full_attention_are_known_too(name: str) -> None:
                 model(tiny.prompt(), past_key_values=DynamicCache())
             tiny.by_hand(model, tiny.prompt(), NEW, DynamicCache(config=model.config))
             assert run.stats().dense_passes > 0
-
-
-def test_other_caches_are_refused() -> None:
-    model = hybrid("gemma3_text")
-    cache = StaticCache(config=model.config, max_cache_len=64)
-    told = pytest.raises(saccade.UnsupportedModelError, match=r"StaticSliding.* does not .* DynamicCache.config=")
-    with saccade.sparsify(model, f"{SPECS[0]},rectify={EVERY}"), torch.no_grad(), told:
-        model(tiny.prompt(), past_key_values=cache)
 
 
 def test_masks_by_kind_are_refused_where_tokens_run_again() -> None:

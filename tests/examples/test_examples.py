@@ -1,6 +1,6 @@
 """Each example runs as a user runs it, in a process and a folder of its own, and gives what it promises.
 
-`serve.py` needs vLLM and is run by `tests/serving/test_example.py`, `cuda_graph.py` on a device by `tests/gpu`,
+`serve.py` needs vLLM and is run by `tests/serving/test_server.py`, `cuda_graph.py` on a device by `tests/gpu`,
 `lm_eval.sh` by `tests/harness`.
 """
 

@@ -26,7 +26,7 @@ MAX_STARTS = 56
 STARTS_OF_8_BITS = 4
 """More, where the CPU can hold caches of 8 bits: `engines.eight_bits` leaves their tests out elsewhere."""
 EVERY_TIME = "not walk"
-VISITING = ("test_one_engine", "test_prefix_cache", "test_rectified_cache", "test_requests")
+VISITING = ("test_one_engine", "test_rectified_cache", "test_requests")
 """Files whose tests share the engine of their policy."""
 LONG = ("test_lossless", "test_bench", "test_server", "test_two_ranks")
 """The longest first."""

@@ -87,6 +87,7 @@ def test_spec_keeps_the_layer_and_makes_room_behind_the_keys() -> None:
     bare = SaccadeAttentionSpec.of(LAYER, QUEST, covered=0)
     assert (bare.page_size_padded, bare.page_size_bytes) == (None, PAGE)
     assert (bare.extra_page_bytes, bare.rectified) == (0, False)
+    assert SaccadeAttentionSpec.of(replace(LAYER, page_size_padded=PAGE + 64), QUEST, covered=0).extra_page_bytes == 64
     assert spec.max_memory_usage_bytes(config()) == 512 // BLOCK * (PAGE + 96)
 
 
@@ -102,6 +103,7 @@ def refused() -> Iterator[tuple[KVCacheSpec, str]]:
     yield FullAttentionSpec(**sizes, non_causal=True), "not causal"
     yield FullAttentionSpec(**sizes, head_size_v=4), "values of a layer are 4 wide, its keys 8"
     yield FullAttentionSpec(**sizes, tokens_per_state=2), "packs its cache"
+    yield FullAttentionSpec(**sizes, num_head_slots=2), "packs its cache"
 
 
 @pytest.mark.parametrize(("spec", "reason"), list(refused()))
@@ -136,6 +138,7 @@ def test_room_grows_and_shrinks_with_the_block(block: int) -> None:
     resized = SaccadeAttentionSpec.of(LAYER, QUEST, 96, covered=16).copy_with_new_block_size(block)
     assert (resized.block_size, resized.policy, resized.covered) == (block, QUEST, 16)
     assert resized.page_size_bytes == (PAGE + 96) * block // BLOCK
+    assert SaccadeAttentionSpec.of(LAYER, QUEST, 98, covered=16).copy_with_new_block_size(1).extra_page_bytes == 25
     assert SaccadeAttentionSpec.of(LAYER, QUEST, covered=16).copy_with_new_block_size(block).page_size_padded is None
 
 
@@ -200,7 +203,6 @@ def decode(manager: KVCacheManager, asked: Request, chunks: list[int], steps: in
 @pytest.mark.parametrize(
     ("policy", "covered", "out", "boundary", "chunks"),
     [
-        (QUEST, 0, False, 10, [10]),
         (QUEST, 0, False, 10, [4, 4, 2]),
         (QUEST, 0, False, 10, [9, 1]),
         (QUEST, 15, False, 15, [3, 7]),
@@ -241,22 +243,6 @@ def test_publishing_goes_on_when_the_boundary_moves() -> None:
     assert clean.settle(asked, 3) == 15, "it never moves back"
     clean.forget(asked)
     assert clean.boundary(asked) == 10
-
-
-def test_reused_and_shared_blocks() -> None:
-    """A second request on the same prompt adds only its own clean blocks."""
-    manager = KVCacheManager(kv_cache(QUEST), 512, BLOCK, BLOCK)
-    first = request("a", list(range(10)))
-    decode(manager, first, [10], 9)
-    second = request("b", [*first.all_token_ids[:18], 7, 8, 9])
-    blocks, found, _ = manager.get_computed_blocks(second)
-    assert found == 8
-    assert manager.allocate_slots(second, 13, found, blocks) is not None
-    second.num_computed_tokens = 21
-    second.append_output_token_ids(5)
-    decode(manager, second, [], 9)
-    assert published(manager, list(second.all_token_ids)) == 20
-    assert published(manager, list(first.all_token_ids)) == 16, "computed densely by the second"
 
 
 def test_partial_tail_blocks() -> None:

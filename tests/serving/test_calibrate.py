@@ -111,17 +111,6 @@ def test_what_calibration_refuses_is_said_as_it_is(
     assert not (Path(os.environ["SACCADE_CACHE"]) / "recipes").exists()
 
 
-@pytest.mark.walk
-def test_a_text_that_is_too_short(
-    folder: Path, texts: Path, served: list[Server], capfd: pytest.CaptureFixture[str]
-) -> None:
-    (texts / "0.txt").write_text("few words")
-    done = serve(folder, "--policy", "tidal:budget=64", "--calibrate", texts / "0.txt")
-    assert (done.exit_code, done.stderr, served) == (2, "", [])
-    (line,) = capfd.readouterr().err.splitlines()
-    assert line.startswith("saccade: error: ") and "the probe needs 801: longer texts" in line
-
-
 def test_a_search_that_is_killed_is_one_line(
     folder: Path, served: list[Server], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -149,7 +138,6 @@ def refused(folder: Path, policy: str, *rest: str) -> str:
     ("policy", "rest", "words"),
     [
         ("quest:budget=64", (), "policy quest:budget=64 names its layer or needs none"),
-        ("tidal:reselect=7", (), "policy tidal:reselect=7 names its layer or needs none"),
         ("tidal:rule=ratio,ratio=0.1", (), "has no budget"),
         ("tidal", ("--tensor-parallel-size", "2"), "on one GPU, not on 2"),
         ("tidal", ("--load-format", "dummy"), "not --load-format dummy"),

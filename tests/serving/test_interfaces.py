@@ -194,9 +194,7 @@ WINDOWS = Gemma3TextConfig()
 @pytest.mark.parametrize(
     ("text", "settings", "words"),
     [
-        (None, {"backend": None}, "--attention-backend CUSTOM"),
         (None, {"backend_per_kind": {"full_attention": TRITON}}, "CUSTOM, not TRITON_ATTN"),
-        (WINDOWS, {}, "layers with a window, which are left to vLLM: pass --attention-config"),
         (WINDOWS, {"backend": TRITON}, "backend_per_kind.*, not TRITON_ATTN"),
         (
             WINDOWS,
@@ -215,11 +213,6 @@ def test_options_without_the_plugin_are_refused(others: dict[Any, str], monkeypa
     monkeypatch.setattr("vllm.v1.attention.backends.registry._ATTN_OVERRIDES", others)
     with pytest.raises(ServingError, match="VLLM_PLUGINS"):
         RequestRows(config())
-
-
-def test_an_engine_with_options_and_without_the_backend_does_not_start(engines: Engines) -> None:
-    with pytest.raises(ServingError, match="--attention-backend CUSTOM"):
-        engines.stock(additional_config=OPTIONS)
 
 
 def test_an_engine_that_cannot_rectify_does_not_start(engines: Engines) -> None:

@@ -9,15 +9,35 @@ from typing import Any
 
 import pytest
 import torch
-from engines import DEFAULTS, Answer, Engines, answer_of, answers, by_transformers, core, greedy, prompt_of, prompts
-from test_windows import saved
-from transformers import AutoConfig, AutoModelForCausalLM, DynamicCache
+from engines import (
+    DEFAULTS,
+    Answer,
+    Engines,
+    answer_of,
+    answers,
+    by_transformers,
+    core,
+    force_own_path,
+    greedy,
+    prompt_of,
+    prompts,
+)
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    DynamicCache,
+    Gemma3TextConfig,
+    MistralConfig,
+    Phi3Config,
+    Qwen2Config,
+)
 from vllm import LLM
 from vllm.inputs import TokensPrompt
 
 import saccade
 from saccade.adapters.vllm import clean
 from saccade.adapters.vllm.cache_spec import SaccadeAttentionSpec
+from saccade.checkpoints.bundled import model_path
 from walking import among, walk
 
 BLOCK = DEFAULTS["block_size"]
@@ -245,3 +265,50 @@ def test_a_cache_without_room_for_what_is_taken_back_is_refused(engines: Engines
     settings = {**settings_of("gemma3_text", root), **PER_KIND, "max_num_batched_tokens": 256}
     with pytest.raises(saccade.ServingError, match=r"needs 68 blocks with the 200 tokens .* lower --max-model-len"):
         engines.sparse("quest:budget=32,dense_layers=0,rectify=200", **settings, num_gpu_blocks_override=60)
+
+
+LIMIT = 256
+HIDING_NOTHING = {**SIZES, "num_hidden_layers": 4}
+SHORT = (200, 17, 96, 31)
+TIDAL, QUEST = "tidal:budget=4096,reselect=2,dense_layers=1", "quest:budget=4096,dense_layers=1,rectify=5"
+CASES = {
+    "all layers have one": (Phi3Config(**HIDING_NOTHING, sliding_window=LIMIT), QUEST),
+    "wider than any row": (MistralConfig(**HIDING_NOTHING, sliding_window=300), TIDAL),
+    "no layer uses it": (
+        Qwen2Config(**HIDING_NOTHING, use_sliding_window=True, sliding_window=64, max_window_layers=4),
+        TIDAL,
+    ),
+    "every other layer has one": (
+        Gemma3TextConfig(**HIDING_NOTHING, sliding_window=LIMIT, sliding_window_pattern=2),
+        QUEST,
+    ),
+}
+
+
+def saved(folder: Path, config: Any) -> Path:
+    """A random model with the bundled model's tokenizer."""
+    torch.manual_seed(0)
+    AutoModelForCausalLM.from_config(config).save_pretrained(folder)
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        (folder / name).write_bytes((model_path() / name).read_bytes())
+    return folder
+
+
+@pytest.mark.parametrize("case", among(CASES, [case for case in CASES if case != "no layer uses it"]))
+def test_answers_are_those_of_transformers(
+    case: str, engines: Engines, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Float32, log-probabilities within 1e-4, as in `test_covered`; every row through our own operations."""
+    config, policy = CASES[case]
+    settings: dict[str, Any] = {"model": str(saved(tmp_path, config)), "max_model_len": LIMIT}
+    model = AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.float32, attn_implementation="eager").eval()
+    expected = by_transformers(model, None, prompts(*SHORT), STEPS)
+    assert len({token for answer in expected for token in answer.tokens}) > 3, "equality of one token shows little"
+    force_own_path(monkeypatch)
+    engine = engines.sparse(policy, **settings)
+    specs = [group.kv_cache_spec for group in core(engine).scheduler.kv_cache_config.kv_cache_groups]
+    assert [type(spec) for spec in specs] == [SaccadeAttentionSpec]
+    found = answers(engine, prompts(*SHORT), greedy(STEPS))
+    assert [answer.tokens for answer in found] == [answer.tokens for answer in expected]
+    for ours, theirs in zip(found, expected, strict=True):
+        assert ours.logprobs == pytest.approx(theirs.logprobs, abs=1e-4)

@@ -1,8 +1,13 @@
-"""What graphs of a lossless engine on CUDA hold: a draft that is renewed on the device, and a pass that verifies."""
+"""What graphs of a lossless engine on CUDA hold: a draft that is renewed on the device, and a pass that verifies.
+
+While it starts vLLM drafts for requests of its own, then captures graphs, which no thread may see.
+"""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
+from types import SimpleNamespace
 from typing import Any
 from unittest.mock import patch
 
@@ -13,14 +18,17 @@ from torch import Tensor
 from vllm.v1.attention.backend import AttentionCGSupport
 from vllm.v1.attention.backends.flash_attn import FlashAttentionMetadataBuilder
 
+from counting import used
+from saccade.adapters.vllm import metrics
 from saccade.adapters.vllm.cache_dtype import digits
 from saccade.adapters.vllm.lossless import WORKER, speculation
 from saccade.adapters.vllm.options import drafting
-from saccade.adapters.vllm.worker import backend, cuda
+from saccade.adapters.vllm.worker import backend, cuda, lossless
 from saccade.adapters.vllm.worker.cuda import SaccadeFlashBuilder
 from saccade.adapters.vllm.worker.room import room_of
 from saccade.adapters.vllm.worker.worker import serving_of
 from saccade.checkpoints.bundled import model_path
+from saccade.decode.counters import Counters
 
 DRAFTS = 3
 PAGES, PUBLISHED = "quest:budget=64,page=16", "less_is_more:budget=64,reselect=7"
@@ -193,3 +201,40 @@ def test_over_8_bits_queries_come_as_stocks_layers_make_them(factors: int, monke
     ((impl, given),) = seen
     assert given is query and impl.supports_quant_query_input
     assert torch.equal(digits(query, layer._q_scale), query.float() * each)
+
+
+def test_nothing_is_counted_and_nobody_looks(monkeypatch: pytest.MonkeyPatch) -> None:
+    timers, said, seen, counters = list[Any](), Counter[str](), list[bool](), Counters(2, by_row=True)
+
+    def timer(seconds: float, look: Any) -> Any:
+        timers.append(look)
+        return SimpleNamespace(start=lambda: None)
+
+    def metric(name: str, *labels: str) -> Any:
+        return SimpleNamespace(inc=lambda amount: said.update({name: amount}), set=lambda value: None)
+
+    monkeypatch.setattr(metrics.threading, "Timer", timer)
+    monkeypatch.setattr(metrics, "metric", metric)
+    report = metrics.StepMetrics(counters, None, pause=1.0)
+
+    def step(length: int, attended: int) -> None:
+        report.step([length], [])
+        counters.add([used(layer, [length], [[attended]]) for layer in range(2)])
+
+    def warm_up(worker: Any) -> str:
+        seen.append(report.starting)
+        step(2000, 1000)
+        report.again()
+        report.verified("tidal", torch.ones(2, 3))
+        assert not timers
+        return "done"
+
+    worker: Any = object.__new__(lossless.LosslessWorker)
+    worker.vllm_config = None
+    monkeypatch.setattr(lossless.Worker, "compile_or_warm_up_model", warm_up)
+    monkeypatch.setattr(lossless, "serving_of", lambda _: SimpleNamespace(metrics=report))
+    assert worker.compile_or_warm_up_model() == "done" and seen == [True]
+    step(40, 20)
+    assert timers and not report.starting
+    report.flush()
+    assert said == {"tokens_decoded": 1, "tokens_attended": 20, "tokens_skipped": 20}

@@ -32,13 +32,8 @@ from saccade.types import KVView, Rows, Softmax
     "read",
     [
         lambda x: x.sum().item(),
-        lambda x: x.cpu(),
-        lambda x: x.to("cpu", non_blocking=True),
-        lambda x: x.nonzero(),
         lambda x: x[x > 0],
-        lambda x: x.masked_select(x > 0),
         lambda x: x.index_put_((x > 0,), x.new_zeros(())),
-        lambda x: x.unique(),
         lambda x: x.repeat_interleave(x),
         lambda x: x + torch.ones(3, dtype=torch.int64),
         lambda x: x[torch.zeros(2, dtype=torch.int64)],

@@ -28,21 +28,6 @@ def test_phase(length: int, every: int, how: dict[str, bool]) -> None:
     assert decoding(engine, "a", length) == expected
 
 
-def test_every_pass_leaves_the_cache_clean() -> None:
-    engine = Engine("quest:budget=16,rectify=5")
-    request = engine.add("a", prompt(9), 40)
-    passes = 0
-    while len(request.output_token_ids) < 39:
-        output = engine.step()
-        clean = engine.worker.clean("a")
-        if output.num_scheduled_tokens["a"] == 6:
-            passes += 1
-            assert all(clean)
-        elif len(request.output_token_ids) > 1:
-            assert not clean[-1], "the test's worker must tell sparse steps from dense ones"
-    assert passes == 6
-
-
 def lengths_in_transformers(policy: str, length: int, tokens: int) -> list[int]:
     """Positions in each call of the decoder, in the transformers adapter."""
     torch.manual_seed(0)
@@ -67,17 +52,6 @@ def test_phase_is_that_of_transformers(budget: int, covered: int, every: int) ->
     engine.finish()
     assert [count for _, count in decoding(engine, "a", 18)] == theirs
     assert (max(theirs) > 1) == (budget < 68)
-
-
-@pytest.mark.parametrize("covered", [19, 24, 25, 31])
-def test_covered_rows_are_not_run_again_and_the_phase_goes_on(covered: int) -> None:
-    engine = Engine("quest:budget=16,rectify=4", covered=covered)
-    engine.add("a", prompt(14), 60)
-    engine.finish()
-    steps = decoding(engine, "a", 14)
-    assert steps == phase(14, 60, 4, covered)
-    assert min(start + count for start, count in steps if count > 1) > covered
-    assert {(start + count - 14) % 5 for start, count in steps if count > 1} == {0}
 
 
 @pytest.mark.parametrize(("budget", "how"), in_turn([5, 6, 8, 16], HOWS))
@@ -183,32 +157,10 @@ def test_the_order_of_running_requests_is_kept() -> None:
         assert [request.request_id for request in engine.scheduler.running] == ["0", "1", "2", "3"]
 
 
-def test_opting_out_is_dense_and_never_run_again() -> None:
-    engine = Engine("quest:budget=16,rectify=3")
-    request = engine.add("a", prompt(9), 40, params={"extra_args": OFF})
-    engine.add("b", prompt(9, 500), 40)
-    while not request.is_finished():
-        engine.step()
-        assert "a" not in engine.worker.known or all(engine.worker.clean("a"))
-    engine.finish()
-    assert decoding(engine, "a", 9) == [(9 + index, 1) for index in range(39)]
-    assert decoding(engine, "b", 9) == phase(9, 40, 3)
-
-
-def test_siblings_of_one_prompt() -> None:
-    """What `n=3` makes of a request."""
-    engine = Engine("quest:budget=16,rectify=4")
-    for index in range(3):
-        engine.add(str(index), prompt(21), 30 + index)
-    engine.finish()
-    for index in range(3):
-        assert decoding(engine, str(index), 21) == phase(21, 30 + index, 4)
-    assert engine.worker.found["1"] == 20
-
-
-def test_up_to_the_longest_row() -> None:
+@pytest.mark.parametrize("how", HOWS[::2], ids=" ".join)
+def test_up_to_the_longest_row(how: dict[str, bool]) -> None:
     """Which comes at every place of a phase."""
-    engine = Engine("quest:budget=16,rectify=4", max_model_len=40)
+    engine = Engine("quest:budget=16,rectify=4", max_model_len=40, **how)
     requests = [engine.add(str(length), prompt(length, 50 * length), 100) for length in range(20, 25)]
     engine.finish()
     for request in requests:

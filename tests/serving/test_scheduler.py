@@ -12,7 +12,6 @@ from unittest.mock import MagicMock
 import pytest
 import torch
 from scheduled import BLOCK, HOWS, OFF, Engine, config, decoding, passes, phase, prompt
-from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 from vllm.v1.core.sched.interface import PauseState
 from vllm.v1.kv_cache_interface import FullAttentionSpec
 from vllm.v1.request import RequestStatus
@@ -221,17 +220,11 @@ def test_counters_are_observed() -> None:
     assert set(counted) == {"rectifications", "rectified_tokens", "preemptions"}
 
 
-def test_without_rectification_it_is_the_stock_scheduler() -> None:
-    engine = Engine("quest:budget=16")
-    engine.add("a", prompt(9), 40)
-    engine.finish()
-    assert decoding(engine, "a", 9) == [(9 + index, 1) for index in range(39)]
-
-
 def refusals() -> Iterator[tuple[str, dict[str, Any], str]]:
     yield "quest:budget=16,rectify=4:verify", {}, "rectify=4:verify"
     yield "quest:budget=16,rectify=64", {}, "--max-num-batched-tokens 64 cannot hold a dense pass of 65 tokens"
     yield "quest:budget=16,rectify=4", {"long_prefill_token_threshold": 4}, "--long-prefill-token-threshold 4"
+    yield "quest:budget=16,rectify=4", {"max_num_scheduled_tokens": 4}, "max_num_scheduled_tokens=4 cannot hold"
     yield "quest:budget=16", {"additional_config": {}}, "--additional-config"
 
 
@@ -267,13 +260,6 @@ def test_on_model_runner_v2_a_pass_would_lose_an_index_of_text(monkeypatch: pyte
         monkeypatch.setenv("VLLM_USE_V2_MODEL_RUNNER", v2)
         reasons = checks.reasons_against(asked, ServeOptions.of(asked))
         assert any("whose index is lost" in one for one in reasons) is refused
-
-
-def test_it_is_the_scheduler_of_the_engine_that_asks() -> None:
-    policy = "quest:budget=16,rectify=4"
-    assert not isinstance(Engine(policy, v2=True).scheduler, AsyncScheduler)
-    ahead = Engine(policy, v2=True, ahead=True).scheduler
-    assert isinstance(ahead, AsyncScheduler) and isinstance(ahead, RectifyingScheduler)
 
 
 def test_a_scheduler_of_ones_own_is_not_made_another(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,23 +1,32 @@
-"""Indexes of text of many requests: the same sets as of each alone, wherever vLLM keeps the tokens."""
+"""Indexes of text of many requests, which grow or never move: the same sets as of each alone, wherever tokens are."""
 
 from __future__ import annotations
 
 import random
+from collections.abc import Collection
 from itertools import product
 from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
 from world import CLUSTERS, DIM, HEADS, LAYERS, LENGTH, REQUESTS, World, by_device, by_host, present
 
 from saccade.adapters.vllm.options import CYCLES
+from saccade.adapters.vllm.worker.batch import Batch
 from saccade.adapters.vllm.worker.requests import RequestRow
+from saccade.adapters.vllm.worker.slots import SlotMemory
 from saccade.adapters.vllm.worker.verified import VerifiedMemory
+from saccade.decode.slots import Slots
 from saccade.plans.rectify import Clean, Phase
+from saccade.selection.clusters import index as index_module
+from saccade.selection.clusters.selector import ClusterSelector
+from saccade.selection.index import KeySizes
+from saccade.types import Rows
 
 
 @pytest.mark.parametrize(("way", "seed"), [(by_host, 0), (by_device, 1)])
-def test_requests_come_and_go(way: Any, seed: int) -> None:
+def test_indexes_grow_with_requests_that_come_and_go(way: Any, seed: int) -> None:
     selector, world, numbers = CLUSTERS, World(seed), random.Random(seed)
     fed, made = way(world)
     indexes = world.slots(selector, fed)
@@ -113,3 +122,197 @@ def test_what_may_yet_be_rejected_stands_in_no_index() -> None:
             assert memory.verified <= stands
             assert left <= 1 or memory.verified == stands, "an end of a prompt is left out"
             assert stands + drafts <= memory.verified + CYCLES * drafts
+
+
+SLOTS, ROWS = 3, 5
+
+
+class Fixed:
+    """Indexes of a world's requests with as few slots as there may be, and steps that search them."""
+
+    def __init__(self, world: World, way: Any = by_device) -> None:
+        fed, self.made = way(world)
+        keys, plan = KeySizes(HEADS, DIM, torch.float32, torch.device("cpu")), world.plan(CLUSTERS)
+        self.index: Any = plan.new_slots(keys, SLOTS + 1, longest=LENGTH, text=fed, fixed=True)
+        self.world, self.slots = world, world.slots(CLUSTERS, fed, self.index, requests=SLOTS, rows=ROWS)
+        self.here: dict[int, RequestRow] = {}
+
+    def enter(self, request: int) -> RequestRow:
+        self.here[request] = self.made(request)
+        return self.here[request]
+
+    def leave(self, request: int) -> None:
+        if (memory := self.here.pop(request).memory) is not None:
+            memory.leave()
+
+    def step(self, new: dict[int, int], prompts: Collection[int] = ()) -> None:
+        self.world.step(self.slots, self.here, new, prompts)
+
+    def rows(self, requests: list[int]) -> Rows:
+        """As a captured step has them: bounds are the longest row's, and rows behind the requests pad the batch."""
+        table = torch.tensor([*requests, *[0] * (ROWS - len(requests))], dtype=torch.int32)[:, None]
+        lengths = [*(self.world.lengths[request] for request in requests), *[0] * (ROWS - len(requests))]
+        return Rows(table, torch.zeros(ROWS, dtype=torch.int32), torch.tensor(lengths, dtype=torch.int32), LENGTH)
+
+    def sets(self, requests: list[int], q: Tensor) -> list[Any]:
+        """What every layer chooses for a padded batch."""
+        found, rows = [], self.rows(requests)
+        self.slots.place([self.here[request] for request in requests], rows)
+        for layer in range(1, LAYERS):
+            kv = self.world.view(layer, rows)
+            found.append(CLUSTERS.select(q, kv, self.slots.of(layer, kv), None, 1.0))
+        return found
+
+    def check(self, requests: list[int]) -> None:
+        """Every layer's sets are those of each request alone, as wide as the budget."""
+        q = self.world.queries(ROWS)
+        for layer, chosen in enumerate(self.sets(requests, q), 1):
+            assert chosen.ids.shape == (ROWS, HEADS, CLUSTERS.budget)
+            assert not chosen.counts[len(requests) :].any()
+            for row, request in enumerate(requests):
+                assert present(chosen, row).equal(self.world.alone(CLUSTERS, request, q[row : row + 1], layer))
+
+    def addresses(self) -> list[int]:
+        """Of all that a search reads."""
+        held = [self.index.table.edges, self.index.table.ends, self.index.placed[1]]
+        for tree in (self.index.trees, *(one.tree for one in self.index.layers.values())):
+            held += tree.tensors().values()
+        return [tensor.data_ptr() for tensor in held]
+
+
+@pytest.mark.parametrize(("way", "seed", "together"), [(by_host, 0, index_module.TOGETHER), (by_device, 1, 1)])
+def test_requests_come_and_go(way: Any, seed: int, together: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Prompts in chunks and tokens one by one, in slots that others have had; nothing moves in memory.
+
+    Planted at once, or row by row and layer by layer.
+    """
+    monkeypatch.setattr(index_module, "TOGETHER", together)
+    world, numbers = World(seed), random.Random(seed)
+    fixed = Fixed(world, way)
+    fixed.slots.place([], fixed.rows([]))
+    addresses, stood, kept = fixed.addresses(), [world.lengths[request] for request in range(REQUESTS)], 0
+    waiting = dict.fromkeys(range(REQUESTS), 0)
+    for _ in range(100):
+        new = {}
+        for request in [*fixed.here]:
+            if world.lengths[request] == LENGTH or numbers.random() < 0.05:
+                fixed.leave(request)
+                waiting[request] = 0
+        for request in numbers.sample([*waiting], min(len(waiting), SLOTS - len(fixed.here))):
+            del waiting[request]
+            fixed.enter(request)
+            world.lengths[request] = 0
+        for request in fixed.here:
+            left = stood[request] - world.lengths[request]
+            new[request] = min(left, 50) if left > 0 else 1
+            world.lengths[request] += new[request]
+        fixed.step(new)
+        decoding = [
+            request for request, count in new.items() if count == 1 and world.lengths[request] > CLUSTERS.budget
+        ]
+        fixed.check(decoding)
+        kept += len(decoding)
+    assert fixed.addresses() == addresses
+    assert kept > 100
+
+
+def test_nothing_is_seen_of_who_had_the_slot_before() -> None:
+    """A long row leaves, and a short one enters: all that it does not write is poisoned, but what says it is none."""
+    world = World(2)
+    fixed, world.lengths = Fixed(world), [LENGTH, 75, 90, *[0] * 4]
+    first = fixed.enter(0)
+    fixed.step({0: 1})
+    fixed.check([0])
+    fixed.leave(0)
+    for name, tensor in fixed.index.trees.tensors().items():
+        if name not in ("unit_tokens", "edges", "ends"):
+            tensor.fill_(float("nan") if tensor.is_floating_point() else 2**30)
+    second = fixed.enter(1)
+    fixed.step({1: 1})
+    assert first.memory.slot is None
+    assert second.memory.slot == 0
+    fixed.check([1])
+    # Also of a row that is in no slot yet.
+    fixed.enter(2)
+    assert [int(chosen.counts[0, 0]) for chosen in fixed.sets([2], world.queries(ROWS))] == [90] * 3
+
+
+@pytest.mark.parametrize("before", [0, 1, 2])
+def test_who_decodes_is_indexed_ahead(before: int) -> None:
+    """However much of its text came at once, as from the prefix cache, and however many others have some."""
+    world = World(5)
+    fixed, world.lengths = Fixed(world), [LENGTH - 20] * REQUESTS
+    for request in range(3):
+        fixed.enter(request)
+    for _ in range(before):
+        fixed.step(dict.fromkeys(range(3), 1), prompts=range(3))
+    # Another may be computing in its first step what it has found.
+    assert fixed.index.table.stops[:3] == [(LENGTH - 21) // 12 * 12 * (before == 2)] * 3
+    fixed.step(dict.fromkeys(range(3), 1))
+    fixed.check([0, 1, 2])
+
+
+def test_a_prompt_is_indexed_while_it_is_computed() -> None:
+    """At the first decoded token nothing is left but what the last chunk has brought."""
+    world = World(7)
+    fixed = Fixed(world)
+    fixed.enter(0)
+    for length in (60, 120, 180):
+        world.lengths[0] = length
+        fixed.step({0: 60})
+        assert fixed.index.table.stops[0] == (length - 60) // 12 * 12 * (length > CLUSTERS.budget)
+    world.lengths[0] = 181
+    fixed.step({0: 1})
+    assert fixed.index.table.stops[0] == 180
+    fixed.check([0])
+
+
+def test_planting_is_compiled_before_a_request_comes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By what planting runs, on nobody's slot, which stays empty."""
+    world, planted = World(8), []
+    fixed = Fixed(world)
+
+    def spied(keys: Tensor, *rest: Any) -> Any:
+        planted.append(keys.clone())
+        return plant(keys, *rest)
+
+    plant = index_module.plant
+    monkeypatch.setattr(index_module, "plant", spied)
+    for _ in range(2):
+        lengths = torch.tensor([world.lengths[3]], dtype=torch.int32)
+        fixed.slots.warm_up(
+            Batch([world.lengths[3]], [1], [False], [0], [fixed.made(3)], False), torch.tensor([[3]]), lengths
+        )
+    assert len(planted) == 1
+    assert not planted[0].any()
+    assert not fixed.index.trees.unit_tokens.any()
+    fixed.enter(0)
+    fixed.step({0: 1})
+    assert len(planted) == 2
+    fixed.check([0])
+
+
+@pytest.mark.parametrize(("buffer", "every"), [(None, 0), (None, 1), (1, 5), (12, 16)])
+def test_a_set_of_the_budgets_size_holds_what_is_in_no_chunk(buffer: int | None, every: int) -> None:
+    """At the smallest budget, between dense passes, whatever the length: captured searches have no wider sets."""
+    sinks, longest = 3, 6
+    budget = sinks + (buffer or 1) + every + 2 * longest - 1
+    selector = ClusterSelector(
+        budget=budget, sinks=sinks, buffer=buffer, chunk_min=3, chunk_max=longest, replant=7, every=every
+    )
+    phase, length, widest = Phase(every or None), budget - 9, 0
+    memory = SlotMemory(Slots(World(0).plan(selector), None), Clean(phase).at(0))
+    memory.wrote(0, length, dense=True)
+    for _ in range(200):
+        length += 1
+        # A pass begins at the first token that a sparse step wrote.
+        again = phase.due(length - 1 - memory.final.boundary)
+        start = memory.final.boundary if again else length - 1
+        memory.wrote(start, length - start, dense=again)
+        stop = selector.stop(length, min(length - 1, memory.final.boundary))
+        if length > budget and not again:
+            assert stop >= sinks + longest
+            # The last chunk ends within a longest one of what was looked at.
+            widest = max(widest, sinks + length - (stop - longest + 1))
+    # A chunk fits beside it, and not much more.
+    assert budget - 2 * longest <= widest <= budget - longest
