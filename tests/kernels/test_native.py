@@ -26,10 +26,9 @@ POOLINGS: tuple[Pooling, ...] = ("max", "mean", "each")
 
 
 @pytest.fixture(params=WIDTHS)
-def width(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> int:
+def width(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Vectors of at most this many floats; a narrower machine repeats its widest."""
     monkeypatch.setattr(native, "widest", request.param)
-    return int(request.param)
 
 
 def test_the_library_is_built_where_there_is_a_compiler() -> None:
@@ -55,7 +54,12 @@ def test_exp(lanes: int) -> None:
     assert abs(got[numbers.numel() + 6].item() - 1.0) <= 2.0**-22
 
 
-@pytest.mark.parametrize(("layout", "group", "head_dim"), [("paged", 7, 64), ("buffer", 16, 128), ("paged", 32, 128)])
+@needs_the_library
+@pytest.mark.parametrize(
+    ("layout", "group", "head_dim", "width"),
+    [("paged", 7, 64, 8), ("paged", 7, 64, 32), ("buffer", 16, 128, 4), ("paged", 32, 128, 16)],
+    indirect=["width"],
+)
 @pytest.mark.usefixtures("width")
 def test_large_groups_are_done_in_parts(layout: str, group: int, head_dim: int) -> None:
     """Rows of several blocks, of which the next ones are fetched for the first queries alone."""
@@ -146,15 +150,18 @@ def test_any_scale_and_a_query_that_is_not_contiguous() -> None:
         torch.testing.assert_close(out, wanted)
 
 
+@needs_the_library
 @pytest.mark.usefixtures("width")
 @pytest.mark.parametrize(
-    ("layout", "dtype", "group"),
+    ("layout", "dtype", "group", "width"),
     [
-        ("buffer", torch.float32, 1),
-        ("buffer", torch.bfloat16, 8),
-        ("columns", torch.float32, 3),
-        ("columns", torch.bfloat16, 1),
+        ("buffer", torch.float32, 1, 4),
+        ("buffer", torch.bfloat16, 8, 8),
+        ("buffer", torch.bfloat16, 8, 32),
+        ("columns", torch.float32, 3, 8),
+        ("columns", torch.bfloat16, 1, 16),
     ],
+    indirect=["width"],
 )
 def test_bfloat16_queries_give_what_wide_ones_give_rounded(layout: str, dtype: torch.dtype, group: int) -> None:
     """Bit by bit, whatever the cache holds; half precision, which the library does not know, goes through float32."""

@@ -9,8 +9,8 @@ import pytest
 import torch
 from hypothesis import assume, given
 from hypothesis import strategies as st
+from kernel_checks import every_implementation, fast_attention, fewer, threads
 from kernel_checks import every_index as all_implementations
-from kernel_checks import fast_attention, fewer, threads
 from kernel_checks import index_implementations as implementations
 from torch import Tensor
 
@@ -175,7 +175,7 @@ def test_parts_with_ties_and_empty_clusters(
     expect_parts(torch.eye(5, 4)[axes], sizes, iterations, implementation)
 
 
-@pytest.mark.parametrize("implementation", all_implementations)
+@every_implementation
 @pytest.mark.parametrize("threads_used", [1, 3])
 def test_parts_are_what_they_are_alone(implementation: str, threads_used: int) -> None:
     """Bit by bit, but for products in plain torch, whose rounding depends on the shape of the whole matrix."""
@@ -196,7 +196,7 @@ def test_parts_are_what_they_are_alone(implementation: str, threads_used: int) -
                 assert centroids[problem, :made].equal(alone[1][0])
 
 
-@pytest.mark.parametrize("implementation", all_implementations)
+@every_implementation
 def test_opposite_vectors_keep_the_centroid(implementation: str) -> None:
     vectors = torch.tensor([[[1.0, 0.0], [-1.0, 0.0]]])
     labels, centroids = spherical_kmeans(vectors, 1, implementation=implementation)
@@ -221,7 +221,7 @@ def test_means_are_those_of_loops(implementation: str) -> None:
         assert abs(spreads[problem, number].item() - spread) <= 20 * 10 * 2**-24
 
 
-@pytest.mark.parametrize("implementation", all_implementations)
+@every_implementation
 def test_no_cluster_is_empty(implementation: str) -> None:
     vectors = unit(torch.randn(3, 200, 4)).index_select(1, torch.arange(200) // 5)
     labels, _ = spherical_kmeans(vectors, 150, implementation=implementation)
@@ -252,7 +252,7 @@ def test_ties_of_every_width(lanes: int, shape: tuple[int, int, int], size: int,
     assert labels.equal(spherical_kmeans(vectors, -(-count // size), iterations=1, implementation="reference")[0])
 
 
-@pytest.mark.parametrize("implementation", all_implementations)
+@every_implementation
 @given(shapes, st.integers(1, 20), st.integers(2, 10), st.integers(0, 2**31))
 def test_every_vector_is_with_the_nearest_centroid(
     implementation: str, shape: tuple[int, int, int], size: int, iterations: int, seed: int
