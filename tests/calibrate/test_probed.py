@@ -18,7 +18,6 @@ from saccade.adapters.hf.run import attached
 from saccade.calibrate import layers
 from saccade.calibrate.layers import LayerSearch
 from saccade.calibrate.passages import Texts
-from saccade.checkpoints.load import ModelSource
 from saccade.errors import DocumentError, SaccadeError
 from saccade.eval.divergence import Divergence, record
 from saccade.methods.policy import Policy
@@ -26,11 +25,6 @@ from saccade.recipes.recipe import Recipe
 
 LENGTH, LEAST = 60, 40
 PASSAGES = Texts.passages  # of which the conftest lets searches read five
-
-
-@pytest.fixture(scope="module")
-def tokenizer() -> Any:
-    return ModelSource.locate(None).tokenizer()
 
 
 def text(words: int, first: int = 0) -> str:
