@@ -8,7 +8,7 @@ from typing import Any, get_args
 
 import pytest
 import torch
-from attention_contract import expect_hybrid, expect_sparse
+from attention_contract import expect_sparse
 from columns import columns, expect_broken, expect_guarded, expect_updates, guarded
 from kernel_caches import int32, make_case
 from kernel_checks import expect_dense, needs_the_library, refused
@@ -34,14 +34,6 @@ every_way = pytest.mark.parametrize(
 )
 
 
-def test_the_layout_is_what_it_says() -> None:
-    k, v = columns(32).kv.k, columns(32).kv.v
-    assert (k.stride(1), k.stride(3)) == (1, 32)
-    assert (v.stride(1), v.stride(3)) == (32, 1)
-    assert k.stride(0) > 2 * 2 * 32 * 32
-    assert torch.isnan(k).any()
-
-
 @every_way
 def test_all_tokens(page: int, dtype: torch.dtype, lanes: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(native, "widest", lanes)
@@ -58,17 +50,6 @@ def test_chosen_tokens_and_pages(page: int, dtype: torch.dtype, lanes: int, monk
     case = columns(page, dtype)
     for sets, unit in (("all", 1), ("kv", 3), ("query", 16), ("kv", 1), ("query", 3)):
         expect_sparse(case, sets, unit, 3, page + unit, "native")
-
-
-@pytest.mark.parametrize(("page", "dtype"), [(16, torch.float32), (48, torch.bfloat16)])
-def test_heads_that_differ(page: int, dtype: torch.dtype) -> None:
-    case, dense, scored = (
-        columns(page, dtype, kv_heads=4, group=5),
-        (True, False, True, True),
-        (False, False, True, True),
-    )
-    for pooling in get_args(Pooling):
-        expect_hybrid(case, "query", 4, dense, "native", pooling=pooling, scored=scored, seed=page)
 
 
 @pytest.mark.parametrize(("dtype", "lanes"), [(torch.float32, 4), (torch.bfloat16, 8), (torch.float32, 16)])

@@ -139,7 +139,7 @@ def test_many_tiny_calls() -> None:
         assert torch.equal(attend(case), wanted)
 
 
-@pytest.mark.usefixtures("width")
+@needs_the_library
 def test_any_scale_and_a_query_that_is_not_contiguous() -> None:
     case = make_case(layout="buffer", lengths=[37], kv_heads=2, group=3, head_dim=32)
     apart = torch.stack((case.q, case.q + 1), dim=-1)[..., 0]
