@@ -119,6 +119,7 @@ def test_bad_value(what: str) -> None:
 def test_what_is_no_whole_number_is_said_to_be_none() -> None:
     for value in (2.5, [64]):
         bad(f"policy quest: budget={value} is not valid: must be a whole number", name="quest", budget=value)
+    assert saccade.policy("quest", budget=64.0) == saccade.policy("quest", budget=64)
 
 
 def test_the_largest_share_is_all() -> None:
