@@ -12,7 +12,16 @@ import pytest
 import torch
 from attention_contract import choose, expect_sparse
 from kernel_caches import Case, make_case
-from kernel_checks import WIDTHS, built, expect_attention, expect_dense, needs_the_library, refused, threads
+from kernel_checks import (
+    WIDTHS,
+    built,
+    expect_attention,
+    expect_dense,
+    expect_scores,
+    needs_the_library,
+    refused,
+    threads,
+)
 from torch import Tensor
 
 from saccade.kernels._native import library as native
@@ -187,6 +196,16 @@ def test_bfloat16_queries_give_what_wide_ones_give_rounded(layout: str, dtype: t
             assert short_result is not None and wide is not None
             expected = wide.to(short) if short_result.dtype == short else wide
             assert torch.equal(short_result.nan_to_num(7), expected.nan_to_num(7))
+
+
+@needs_the_library
+def test_queries_that_are_no_bfloat16_numbers_lose_nothing() -> None:
+    """One among others that are, on a cache that is."""
+    case = make_case(lengths=[37], kv_heads=1, group=5, head_dim=64, dtype=torch.bfloat16)
+    queries = case.q.float()
+    queries[0, 3] *= 1 + 2.0**-11
+    scores = decode_scores(queries, case.kv, pooling="each", implementation="native")
+    expect_scores(scores, replace(case, q=queries), "each")
 
 
 @needs_the_library
