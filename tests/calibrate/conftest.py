@@ -9,9 +9,12 @@ import pytest
 import torch
 from searching import make_model
 
+from commands import tokenizer
 from saccade.adapters.hf import probe
 from saccade.calibrate import layers, problems
 from saccade.calibrate.passages import Texts
+
+__all__ = ["tokenizer"]
 
 
 @pytest.fixture(scope="module", autouse=True)

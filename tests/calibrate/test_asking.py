@@ -91,14 +91,6 @@ def test_answers_are_those_of_questions_decoded_alone(
     assert len(set(alone.values())) > 5  # policies answer differently, so that a mixed-up one shows
 
 
-def test_the_text_in_the_cache_stays_as_it_was(model: Any, problem: Problem) -> None:
-    reading = Reading(model, problem, 5)
-    first = [reading.ask(saccade.Policy.from_spec(spec)) for spec in SPECS.values()]
-    again = [reading.ask(saccade.Policy.from_spec(spec)) for spec in reversed(SPECS.values())][::-1]
-    assert first == again
-    assert model.config._attn_implementation == "sdpa"
-
-
 def test_an_error_in_the_middle_of_a_pass_leaves_the_text_as_it_was(model: Any, problem: Problem) -> None:
     """Some layers have the questions' tokens by then, others have not."""
     reading = Reading(model, problem, 5)

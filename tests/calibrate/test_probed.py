@@ -12,13 +12,12 @@ import torch
 from searching import probe_settings
 from transformers import AutoModelForCausalLM
 
-from one_line import refused
+from one_line import lacking, said
 from saccade.adapters.hf.probe import KINDS, Probe, Told
 from saccade.adapters.hf.run import attached
 from saccade.calibrate import layers
 from saccade.calibrate.layers import LayerSearch
 from saccade.calibrate.passages import Texts
-from saccade.checkpoints.load import ModelSource
 from saccade.errors import DocumentError, SaccadeError
 from saccade.eval.divergence import Divergence, record
 from saccade.methods.policy import Policy
@@ -26,11 +25,6 @@ from saccade.recipes.recipe import Recipe
 
 LENGTH, LEAST = 60, 40
 PASSAGES = Texts.passages  # of which the conftest lets searches read five
-
-
-@pytest.fixture(scope="module")
-def tokenizer() -> Any:
-    return ModelSource.locate(None).tokenizer()
 
 
 def text(words: int, first: int = 0) -> str:
@@ -52,18 +46,16 @@ def test_passages_share_no_token(tokenizer: Any, tmp_path: Path) -> None:
     assert len(found) > 3 and len(numbers) == len(set(numbers)) > 20
 
 
-@pytest.mark.parametrize(
-    ("content", "words"),
-    [(" \n", "is empty"), ("few words", f"needs {LEAST}"), (b"\xff\xfe", "is not UTF-8"), (None, "holds no")],
-)
-def test_texts_that_tell_nothing(tokenizer: Any, tmp_path: Path, content: Any, words: str) -> None:
+def test_texts_that_tell_nothing(tokenizer: Any, tmp_path: Path) -> None:
+    refused = {b" \n": "is empty", b"few words": f"needs {LEAST}", b"\xff\xfe": "is not UTF-8"}
     path = tmp_path / "mine.txt"
-    if content is None:
-        path.mkdir()
-    else:
-        path.write_bytes(content if isinstance(content, bytes) else content.encode())
-    with refused(DocumentError, words):
-        Texts(path, LENGTH, LEAST).passages(tokenizer, 3)
+    lines = []
+    for content, words in refused.items():
+        path.write_bytes(content)
+        lines.append((said(DocumentError, PASSAGES, Texts(path, LENGTH, LEAST), tokenizer, 3), (words,)))
+    (tmp_path / "empty").mkdir()
+    lines.append((said(DocumentError, PASSAGES, Texts(tmp_path / "empty", LENGTH, LEAST), tokenizer, 3), ("holds no",)))
+    assert lacking(lines) == []
 
 
 def drawn(seed: int, keys: int) -> Told:

@@ -12,7 +12,7 @@ import torch
 
 from adapters import tiny
 from learning import StoppedError, largest_file, nothing, stop_after
-from one_line import refused
+from one_line import lacking, refused, said
 from saccade.calibrate.asking import Reading
 from saccade.calibrate.ledger import Ledger
 from saccade.calibrate.problems import Ask, Problem
@@ -69,18 +69,15 @@ def test_a_first_line_that_was_cut_off_is_a_new_ledger(path: Path) -> None:
     assert (0, "tidal") in opened(path).records
 
 
-@pytest.mark.parametrize(
-    ("other", "words"),
-    [
+def test_a_ledger_of_other_settings_is_refused(path: Path) -> None:
+    content = path.read_bytes()
+    others: list[tuple[dict[str, Any], list[str]]] = [
         ({**SETTINGS, "lengths": [128, 512]}, ["lengths=[128, 256]", "[128, 512]"]),
         ({**SETTINGS, "more": 1}, ["more=None", "1"]),
         ({"task": "kv", "rate": 0.1}, ["lengths=[128, 256]", "None"]),
-    ],
-)
-def test_a_ledger_of_other_settings_is_refused(path: Path, other: dict[str, Any], words: list[str]) -> None:
-    content = path.read_bytes()
-    with refused(OutputError, "", str(path), *words):
-        opened(path, other)
+    ]
+    lines = ((said(OutputError, opened, path, other), (str(path), *words)) for other, words in others)
+    assert lacking(lines) == []
     assert path.read_bytes() == content
 
 
@@ -93,13 +90,12 @@ FOREIGN = {
 }
 
 
-@pytest.mark.parametrize("name", FOREIGN)
-def test_what_is_no_ledger_is_refused_and_left_alone(tmp_path: Path, name: str) -> None:
-    path = tmp_path / "answers.jsonl"
-    path.write_bytes(FOREIGN[name])
-    with refused(OutputError, "", str(path)):
-        opened(path, {"task": "kv"})
-    assert path.read_bytes() == FOREIGN[name]
+def test_what_is_no_ledger_is_refused_and_left_alone(tmp_path: Path) -> None:
+    paths = {name: tmp_path / f"{name}.jsonl" for name in FOREIGN}
+    for name, path in paths.items():
+        path.write_bytes(FOREIGN[name])
+    assert lacking((said(OutputError, opened, path, {"task": "kv"}), (str(path),)) for path in paths.values()) == []
+    assert {name: path.read_bytes() for name, path in paths.items()} == FOREIGN
 
 
 def test_a_place_that_cannot_be_written_is_one_line(tmp_path: Path) -> None:

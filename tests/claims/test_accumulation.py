@@ -27,7 +27,6 @@ from claims.accumulation.passages import FACTS, LIBRARY, REFERENCE, Passage, hel
 from commands import Invoke, told
 from lab.packages import stretches
 from saccade.adapters.hf.run import sparsify
-from saccade.checkpoints.load import ModelSource
 from saccade.errors import SaccadeError
 from saccade.eval.output import whole_numbers
 from saccade.methods.policy import Policy
@@ -40,30 +39,21 @@ TEMPLATE = Policy.from_spec("quest:page=4,dense_layers=0")
 
 
 @pytest.fixture(scope="module")
-def plain() -> Any:
-    return ModelSource.locate(None).tokenizer()
-
-
-@pytest.fixture(scope="module")
-def with_start(plain: Any) -> Any:
-    return starting.with_start(plain)
-
-
-@pytest.fixture(scope="module")
 def texts() -> list[Passage]:
     generator = torch.Generator().manual_seed(1)
     tokens = torch.randint(1, 2000, (2, LENGTH + 1), generator=generator).tolist()
     return [Passage("noise", number, tuple(row)) for number, row in enumerate(tokens)]
 
 
-def test_a_text_begins_as_the_tokenizer_has_it_however_it_is_cut(plain: Any, with_start: Any) -> None:
+def test_a_text_begins_as_the_tokenizer_has_it_however_it_is_cut(tokenizer: Any) -> None:
     """In front of what is cut from the left too, and no target moves."""
+    tokenizers = tokenizer, starting.with_start(tokenizer)
     sizes: dict[str, Any] = {"count": 2, "shortest": 300, "longest": 400, "seed": 3}
-    both = [held_out_passages(tokenizer, (REFERENCE, FACTS), **sizes) for tokenizer in (plain, with_start)]
+    both = [held_out_passages(one, (REFERENCE, FACTS), **sizes) for one in tokenizers]
     for without, begun in zip(*both, strict=True):
         for length in (301, 401):
             assert begun.cut(length) == (5, *without.cut(length)[1:]) and len(begun.cut(length)) == length
-    for stretch in zip(*(stretches(tokenizer, 200, 3, 20, 4096) for tokenizer in (plain, with_start)), strict=True):
+    for stretch in zip(*(stretches(one, 200, 3, 20, 4096) for one in tokenizers), strict=True):
         assert stretch[1] == (5, *stretch[0][1:]) and len(stretch[1]) == 200
 
 

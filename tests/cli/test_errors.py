@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -10,23 +9,26 @@ from pathlib import Path
 import pytest
 
 from commands import Fails, Invoke, edited, refusal
+from one_line import lacking
 
 
-@pytest.mark.parametrize(
-    ("content", "words"),
-    [
-        (b" \n", "empty"),
-        (b"caf\xe9. And more.", "not UTF-8: byte 3"),
-        (b"no sentence ends here", "no sentence"),
-        (b"This one is too long. " * 400, "1600 positions"),
-    ],
-)
-def test_bad_documents(fails: Fails, model_folder: Path, tmp_path: Path, content: bytes, words: str) -> None:
-    document = tmp_path / "document.txt"
-    document.write_bytes(content)
-    line = fails("compare", "--model", model_folder, "--document", document, "--output-dir", tmp_path / "results")
-    assert str(document) in line
-    assert words in line
+def test_bad_documents(fails: Fails, model_folder: Path, tmp_path: Path) -> None:
+    document, asked = (
+        tmp_path / "document.txt",
+        ("compare", "--model", model_folder, "--output-dir", tmp_path / "results"),
+    )
+
+    def line(content: bytes) -> str:
+        document.write_bytes(content)
+        return fails(*asked, "--document", document)
+
+    refused = {
+        b" \n": "empty",
+        b"caf\xe9. And more.": "not UTF-8: byte 3",
+        b"no sentence ends here": "no sentence",
+        b"This one is too long. " * 400: "1600 positions",
+    }
+    assert lacking((line(content), (str(document), words)) for content, words in refused.items()) == []
 
 
 def broken(model_folder: Path, tmp_path: Path, damage: Callable[[Path], object]) -> Path:
@@ -39,21 +41,6 @@ def broken(model_folder: Path, tmp_path: Path, damage: Callable[[Path], object])
 def truncate(folder: Path) -> None:
     weights = folder / "model.safetensors"
     weights.write_bytes(weights.read_bytes()[:-100])
-
-
-def lie_about_the_header(folder: Path) -> None:
-    weights = folder / "model.safetensors"
-    weights.write_bytes((10**15).to_bytes(8, "little") + weights.read_bytes()[8:])
-
-
-def lie_about_offsets(folder: Path) -> None:
-    weights = folder / "model.safetensors"
-    content = weights.read_bytes()
-    length = int.from_bytes(content[:8], "little")
-    header = json.loads(content[8 : 8 + length])
-    next(entry for name, entry in header.items() if name != "__metadata__")["data_offsets"][1] += 2
-    changed = json.dumps(header).encode()
-    weights.write_bytes(len(changed).to_bytes(8, "little") + changed + content[8 + length :])
 
 
 def forget_tokenizer(folder: Path) -> None:
@@ -70,8 +57,6 @@ def forget_tokenizer(folder: Path) -> None:
         (lambda folder: (folder / "model.safetensors").rename(folder / "pytorch_model.bin"), "model.safetensors"),
         (lambda folder: (folder / "model.safetensors").write_bytes(b""), "truncated"),
         (truncate, "truncated"),
-        (lie_about_the_header, "truncated"),
-        (lie_about_offsets, "truncated"),
         (forget_tokenizer, "tokenizer"),
         (lambda folder: edited(folder / "tokenizer_config.json", eos_token=None), "eos_token"),
         (lambda folder: edited(folder / "config.json", vocab_size=100), "100 embeddings"),

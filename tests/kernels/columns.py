@@ -10,12 +10,27 @@ from collections.abc import Callable
 
 import torch
 from kernel_caches import Case, make_case
+from page_bounds_contract import Bounds, bounds_of, expect_update
 
 
 def columns(page: int, dtype: torch.dtype = torch.float32, **changes: object) -> Case:
     """Rows of several pages, the second against the grain of page and vector, the third within one vector."""
     sizes: dict[str, object] = {"lengths": [page + 150, 83, 3], "group": 3, "head_dim": 32, "padding": 7}
     return make_case(layout="columns", page=page, dtype=dtype, **(sizes | changes))  # type: ignore[arg-type] # as above
+
+
+def expect_updates(case: Case, page: int) -> None:
+    """In one block per row, and in scattered blocks; also past the end of rows, where nothing is touched."""
+    for starts, count in (([0, 0, 0], 500), ([page + 140, 80, 0], 5), ([16, 83, 10**6], 17)):
+        for unit, per_block in ((1, None), (16, None), (40, None), (1, 3), (16, 1), (40, 3)):
+            expect_update(case, bounds_of(case, unit, per_block), unit, starts, count, "native")
+
+
+def expect_broken(bounds: Bounds, page: int, number: int) -> None:
+    """Of two pages one number of one page is none, on both sides."""
+    for side in (bounds.lower, bounds.upper):
+        nan = side[0, 0, :2].isnan()
+        assert nan.sum() == 1 and nan[page, number]
 
 
 def guarded(count: int, dtype: torch.dtype) -> tuple[torch.Tensor, int]:

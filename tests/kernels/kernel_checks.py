@@ -39,6 +39,7 @@ every_attention = ("triton",) if INTERPRETED else ("reference", *fast_attention)
 # Of operations that have none for torch on a CPU alone.
 fast_index = fast_attention[1:] or ("reference",)
 every_index = ("triton",) if INTERPRETED else ("reference", *fast_attention[1:])
+every_implementation = pytest.mark.parametrize("implementation", every_index)
 index_implementations = st.sampled_from(every_index)
 poolings = st.sampled_from(get_args(Pooling))
 groupings = st.sampled_from(("all", "kv", "query"))

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from kernel_budgets import largest_query, score_error
 from kernel_caches import Case, int32, make_case
-from kernel_checks import INTERPRETED, Run, every_index_run, fewer, poolings
+from kernel_checks import INTERPRETED, Run, every_implementation, every_index_run, fewer, poolings
 from torch import Tensor
 
 import oracles
@@ -153,28 +153,24 @@ def test_only_touched_pages_are_recomputed(
         expect_update(case, bounds, page, starts, count, implementation, until_full=until_full)
 
 
-@every_index_run
-def test_every_start_and_count(run: Run) -> None:
+@every_implementation
+def test_every_start_and_count(implementation: Implementation) -> None:
     case = make_case(layout="paged", lengths=[9, 7], kv_heads=1, group=1, padding=1)
     for page, per_block in ((2, 2),) if INTERPRETED else ((1, None), (2, None), (3, None), (4, None), (2, 2), (3, 1)):
         for start in range(11):
             for count in (0, 1, 2, 3, 4, 7, 10):
-                with run.chosen() as implementation:
-                    bounds = bounds_of(case, page, per_block)
-                    until_full = count % 2 == 1
-                    starts = [start, max(start - 2, 0)]
-                    expect_update(case, bounds, page, starts, count, implementation, until_full=until_full)
+                bounds, starts = bounds_of(case, page, per_block), [start, max(start - 2, 0)]
+                expect_update(case, bounds, page, starts, count, implementation, until_full=count % 2 == 1)
 
 
-@every_index_run
-def test_rows_that_share_a_block(run: Run) -> None:
+@every_implementation
+def test_rows_that_share_a_block(implementation: Implementation) -> None:
     """One row touches the page that is the other's last and which that one does not touch."""
     case = make_case(lengths=[8, 8], kv_heads=1, group=1)
     kv = KVView(case.kv.k, case.kv.v, Rows.on_host(case.kv.rows.page_table[:1].repeat(3, 1), [0] * 3, [8] * 3))
     for row in range(3):
         bounds = Bounds(*torch.full((2, 2, 1, 2, 16), torch.nan), int32([1, 1, 1])[:, None])
-        with run.chosen() as implementation:
-            bounds.update(kv, 4, [7 if one == row else 8 for one in range(3)], 1, implementation)
+        bounds.update(kv, 4, [7 if one == row else 8 for one in range(3)], 1, implementation)
         found = bounds.lower[1, 0, 1].tolist(), bounds.upper[1, 0, 1].tolist()
         assert found == oracles.page_bounds(case.keys[0][0], 4)[1]
         assert bounds.lower[1, 0, 0].isnan().all() and bounds.lower[0].isnan().all()
@@ -196,8 +192,8 @@ def test_page_scores_match_the_oracle(
     expect_page_scores(scores, case, page, wanted, pooling)
 
 
-@every_index_run
-def test_a_row_may_have_no_page(run: Run) -> None:
+@every_implementation
+def test_a_row_may_have_no_page(implementation: Implementation) -> None:
     """Nothing of its bounds is read, nor what a table says of it."""
     for per_block in (None, 2):
         case = make_case(lengths=[20, 9])
@@ -207,8 +203,7 @@ def test_a_row_may_have_no_page(run: Run) -> None:
             bounds.lower[0], bounds.upper[0] = torch.nan, torch.nan
         else:
             bounds.table[0] = NOWHERE
-        with run.chosen() as implementation:
-            assert bounds.scores(case, 4, implementation, pages=5)[1, :, :3].isfinite().all()
+        assert bounds.scores(case, 4, implementation, pages=5)[1, :, :3].isfinite().all()
 
 
 @every_index_run

@@ -9,7 +9,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from kernel_caches import int32
-from kernel_checks import INTERPRETED, every_index, fewer, index_implementations, seeds
+from kernel_checks import INTERPRETED, every_implementation, fewer, index_implementations, seeds
 from torch import Tensor
 
 import oracles
@@ -18,8 +18,6 @@ from saccade.kernels.rank_union.api import framed_rank_union, rank_union
 
 Ranked = list[list[list[int]]]
 """Choices of each row's heads, best first."""
-
-every_implementation = pytest.mark.parametrize("implementation", every_index)
 
 
 def rankings(batch: int, heads: int, universe: int, seed: int, *, agreeing: bool) -> Ranked:

@@ -9,13 +9,11 @@ from chunk_keys_contract import chunk_keys, expect, table
 from hypothesis import given
 from hypothesis import strategies as st
 from kernel_caches import make_case
-from kernel_checks import Run, every_index, every_index_run, needs_the_library, refused, threads
+from kernel_checks import Run, every_implementation, every_index, every_index_run, needs_the_library, refused, threads
 
 from saccade.kernels._dispatch import Implementation
 from saccade.kernels.chunk_keys import api, reference
 from saccade.kernels.chunk_keys.api import ChunkPooling, token_keys
-
-every_implementation = pytest.mark.parametrize("implementation", every_index)
 
 
 @st.composite

@@ -329,12 +329,6 @@ def example() -> Case:
     return Case([row], torch.ones(1, 2, DIM), [[[1.0] * DIM]], torch.float32, budget=9, sinks=1)
 
 
-def test_a_chunk_that_does_not_fit_ends_the_search() -> None:
-    case = example()
-    found = case.search()
-    assert found.ids[0, 0, : int(found.counts)].tolist() == [0, 5, 6, 7, 8, 9, 10, 11]
-
-
 @given(st.lists(st.tuples(st.integers(0, 50), st.integers(0, 4)), min_size=1, max_size=8), st.integers(1, 20))
 def test_ranges_are_laid_out(ranges: list[tuple[int, int]], width: int) -> None:
     first, sizes = torch.tensor(ranges).unbind(1)

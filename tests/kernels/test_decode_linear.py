@@ -9,7 +9,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from kernel_budgets import TINY, UNIT, gamma
-from kernel_checks import WIDTHS, Run, built, every_index, every_index_run, refused, threads
+from kernel_checks import WIDTHS, Run, built, every_implementation, every_index, every_index_run, refused, threads
 from torch import Tensor
 
 import oracles
@@ -68,14 +68,14 @@ def test_against_the_oracle(run: Run, rows: int, outputs: int, inputs: int, bias
     expect(product(run, x, weight, bias), x, weight, bias)
 
 
-@every_index_run
-def test_every_shape_of_x(run: Run) -> None:
+@every_implementation
+def test_every_shape_of_x(implementation: Implementation) -> None:
     """Rows apart too, the last position of each row of a batch: what a head gets."""
     weight, hidden = inside(torch.randn(7, 40)), torch.randn(3, 5, 40).to(BFLOAT16)
     shapes = ((5,), (1, 1), (2, 1), (2, 4), (2, 2, 2), (0,), (3, 0))
     assert not hidden[:, -1:].is_contiguous()
     for x in (hidden[:, -1:], *(torch.randn(*shape, 40).to(BFLOAT16) for shape in shapes)):
-        expect(product(run, x, weight), x, weight, None)
+        expect(DecodeLinear(weight, implementation=implementation)(x), x, weight, None)
 
 
 @pytest.mark.parametrize("lanes", WIDTHS)

@@ -53,15 +53,12 @@ def test_rows_of_several_blocks(layout: str, dtype: torch.dtype, implementation:
     expect_dense(case, "max", implementation)
 
 
-@every_fast_one
 @pytest.mark.parametrize(("layout", "count", "head_dim"), [("buffer", 512, 128), ("paged", 700, 48)])
-def test_sets_wide_enough_for_the_bfloat16_product(
-    layout: str, count: int, head_dim: int, implementation: Implementation
-) -> None:
+def test_sets_wide_enough_for_the_bfloat16_product(layout: str, count: int, head_dim: int) -> None:
     case = make_case(layout=layout, lengths=[900], head_dim=head_dim, dtype=torch.bfloat16, padding=7)
     chosen = sorted(random.Random(0).sample(range(900), count))
     selection = Selection(int32([[chosen]]), int32([[count]]))
-    out = sparse_decode(case.q, case.kv, selection, case.softmax, implementation=implementation)
+    out = sparse_decode(case.q, case.kv, selection, case.softmax, implementation="cpu")
     expect_attention(out, case, [[chosen] * 4])
 
 

@@ -12,7 +12,16 @@ import pytest
 import torch
 from attention_contract import choose, expect_sparse
 from kernel_caches import Case, make_case
-from kernel_checks import WIDTHS, built, expect_attention, expect_dense, needs_the_library, refused, threads
+from kernel_checks import (
+    WIDTHS,
+    built,
+    expect_attention,
+    expect_dense,
+    expect_scores,
+    needs_the_library,
+    refused,
+    threads,
+)
 from torch import Tensor
 
 from saccade.kernels._native import library as native
@@ -26,10 +35,9 @@ POOLINGS: tuple[Pooling, ...] = ("max", "mean", "each")
 
 
 @pytest.fixture(params=WIDTHS)
-def width(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> int:
+def width(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Vectors of at most this many floats; a narrower machine repeats its widest."""
     monkeypatch.setattr(native, "widest", request.param)
-    return int(request.param)
 
 
 def test_the_library_is_built_where_there_is_a_compiler() -> None:
@@ -55,7 +63,12 @@ def test_exp(lanes: int) -> None:
     assert abs(got[numbers.numel() + 6].item() - 1.0) <= 2.0**-22
 
 
-@pytest.mark.parametrize(("layout", "group", "head_dim"), [("paged", 7, 64), ("buffer", 16, 128), ("paged", 32, 128)])
+@needs_the_library
+@pytest.mark.parametrize(
+    ("layout", "group", "head_dim", "width"),
+    [("paged", 7, 64, 8), ("paged", 7, 64, 32), ("buffer", 16, 128, 4), ("paged", 32, 128, 16)],
+    indirect=["width"],
+)
 @pytest.mark.usefixtures("width")
 def test_large_groups_are_done_in_parts(layout: str, group: int, head_dim: int) -> None:
     """Rows of several blocks, of which the next ones are fetched for the first queries alone."""
@@ -135,7 +148,7 @@ def test_many_tiny_calls() -> None:
         assert torch.equal(attend(case), wanted)
 
 
-@pytest.mark.usefixtures("width")
+@needs_the_library
 def test_any_scale_and_a_query_that_is_not_contiguous() -> None:
     case = make_case(layout="buffer", lengths=[37], kv_heads=2, group=3, head_dim=32)
     apart = torch.stack((case.q, case.q + 1), dim=-1)[..., 0]
@@ -146,15 +159,18 @@ def test_any_scale_and_a_query_that_is_not_contiguous() -> None:
         torch.testing.assert_close(out, wanted)
 
 
+@needs_the_library
 @pytest.mark.usefixtures("width")
 @pytest.mark.parametrize(
-    ("layout", "dtype", "group"),
+    ("layout", "dtype", "group", "width"),
     [
-        ("buffer", torch.float32, 1),
-        ("buffer", torch.bfloat16, 8),
-        ("columns", torch.float32, 3),
-        ("columns", torch.bfloat16, 1),
+        ("buffer", torch.float32, 1, 4),
+        ("buffer", torch.bfloat16, 8, 8),
+        ("buffer", torch.bfloat16, 8, 32),
+        ("columns", torch.float32, 3, 8),
+        ("columns", torch.bfloat16, 1, 16),
     ],
+    indirect=["width"],
 )
 def test_bfloat16_queries_give_what_wide_ones_give_rounded(layout: str, dtype: torch.dtype, group: int) -> None:
     """Bit by bit, whatever the cache holds; half precision, which the library does not know, goes through float32."""
@@ -180,6 +196,16 @@ def test_bfloat16_queries_give_what_wide_ones_give_rounded(layout: str, dtype: t
             assert short_result is not None and wide is not None
             expected = wide.to(short) if short_result.dtype == short else wide
             assert torch.equal(short_result.nan_to_num(7), expected.nan_to_num(7))
+
+
+@needs_the_library
+def test_queries_that_are_no_bfloat16_numbers_lose_nothing() -> None:
+    """One among others that are, on a cache that is."""
+    case = make_case(lengths=[37], kv_heads=1, group=5, head_dim=64, dtype=torch.bfloat16)
+    queries = case.q.float()
+    queries[0, 3] *= 1 + 2.0**-11
+    scores = decode_scores(queries, case.kv, pooling="each", implementation="native")
+    expect_scores(scores, replace(case, q=queries), "each")
 
 
 @needs_the_library

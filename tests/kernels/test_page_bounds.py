@@ -8,7 +8,7 @@ from typing import get_args
 import pytest
 import torch
 from kernel_caches import int32, make_case
-from kernel_checks import every_index, fast_index, needs_the_library, refused, threads
+from kernel_checks import every_implementation, every_index, fast_index, needs_the_library, refused, threads
 from page_bounds_contract import (
     NOWHERE,
     Bounds,
@@ -85,7 +85,7 @@ def test_large_groups_are_bounded_in_parts(group: int) -> None:
         expect_page_scores(scores, case, 16, bounds.lower.shape[2], pooling)
 
 
-@pytest.mark.parametrize("implementation", every_index)
+@every_implementation
 def test_rewritten_keys_leave_no_trace(implementation: Implementation) -> None:
     """Rectification shrinks a bound: a running minimum and maximum would keep the old one."""
     case = make_case(lengths=[40], kv_heads=1, group=1)

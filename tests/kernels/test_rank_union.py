@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import pytest
 import torch
 from kernel_caches import int32
-from kernel_checks import every_index, needs_the_library, refused
+from kernel_checks import every_implementation, needs_the_library, refused
 from rank_union_contract import (
     expect_merged,
     ranked_of,
@@ -19,7 +18,7 @@ from saccade.kernels._dispatch import Implementation
 from saccade.kernels.rank_union.api import rank_union
 
 
-@pytest.mark.parametrize("implementation", every_index)
+@every_implementation
 def test_heads_take_turns(implementation: Implementation) -> None:
     """The worked example: second choices come after every head's first choice, lower head first."""
     ids = int32([[[5, 1, 7], [5, 3, 1], [2, 9, 0]]])
@@ -27,7 +26,7 @@ def test_heads_take_turns(implementation: Implementation) -> None:
     assert merged.tolist() == [[[1, 2, 3, 5]]]
 
 
-@pytest.mark.parametrize("implementation", every_index)
+@every_implementation
 def test_many_heads_of_a_wide_universe(implementation: Implementation) -> None:
     """Positions up to the last of 10,000, in rows that are parts of wider ones."""
     random_order = torch.rand(2, 9, 10_000, generator=torch.Generator().manual_seed(3)).argsort(dim=-1).int()

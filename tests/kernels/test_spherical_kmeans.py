@@ -9,11 +9,12 @@ import pytest
 import torch
 from hypothesis import assume, given
 from hypothesis import strategies as st
+from kernel_checks import every_implementation, fast_attention, fewer, threads
 from kernel_checks import every_index as all_implementations
-from kernel_checks import fast_attention, fewer, threads
 from kernel_checks import index_implementations as implementations
 from torch import Tensor
 
+from methods.oracles_cluster import PRODUCT_ERROR, Margin, k_means
 from saccade.errors import KernelError
 from saccade.kernels._native import library
 from saccade.kernels.spherical_kmeans.api import member_means, spherical_kmeans
@@ -25,62 +26,13 @@ built = "native" in fast_attention
 MARGIN = 2e-5
 
 
-class CloseDecisionError(Exception):
-    """Two numbers are so near, but not equal, that float32 may order them differently."""
-
-
-def before(one: float, other: float) -> bool:
-    """Whether one < other, if float32 must agree."""
-    if one != other and abs(one - other) < MARGIN:
-        raise CloseDecisionError
-    return one < other
-
-
-def naive(vectors: list[list[float]], clusters: int, iterations: int) -> tuple[list[int], list[list[float]]]:
-    count = len(vectors)
-    centroids = [list(vectors[i * count // clusters]) for i in range(clusters)]
-    labels: list[int] = []
-    for _ in range(iterations):
-        labels, own = [], []
-        for vector in vectors:
-            best, top = 0, dot(vector, centroids[0])
-            for number in range(1, clusters):
-                product = dot(vector, centroids[number])
-                if before(top, product):
-                    best, top = number, product
-            labels.append(best)
-            own.append(top)
-        for empty in [number for number in range(clusters) if number not in labels]:
-            taken = None
-            for index in range(count):
-                if labels.count(labels[index]) >= 2 and (taken is None or before(own[index], own[taken])):
-                    taken = index
-            assert taken is not None
-            labels[taken] = empty
-        for number in range(clusters):
-            members = [vector for vector, label in zip(vectors, labels, strict=True) if label == number]
-            mean = [math.fsum(column) / len(members) for column in zip(*members, strict=True)]
-            length = math.sqrt(dot(mean, mean))
-            if 0 < length < MARGIN:
-                raise CloseDecisionError
-            if length > 0:
-                centroids[number] = [component / length for component in mean]
-    return labels, centroids
-
-
-def dot(one: list[float], other: list[float]) -> float:
-    return math.fsum(a * b for a, b in zip(one, other, strict=True))
-
-
 def expect_problem(vectors: Tensor, made: int, iterations: int, labels: Tensor, centroids: Tensor) -> None:
     """One problem against float64."""
-    try:
-        wanted, wanted_centroids = naive(vectors.double().tolist(), made, iterations)
-    except CloseDecisionError:
-        assume(False)
+    margin = Margin(exact_ties=True)
+    wanted_centroids, wanted = k_means([*vectors.double().cpu().numpy()], made, margin, iterations)
+    assume(margin.smallest * PRODUCT_ERROR >= MARGIN)
     assert labels.tolist() == wanted
-    error = (centroids.double().cpu() - torch.tensor(wanted_centroids, dtype=torch.float64)).abs().max()
-    assert error <= MARGIN / 10
+    assert np.abs(centroids.double().cpu().numpy() - np.array(wanted_centroids)).max() <= MARGIN / 10
 
 
 def expect_parts(vectors: Tensor, sizes: list[tuple[int, int]], iterations: int, implementation: str) -> None:
@@ -175,7 +127,7 @@ def test_parts_with_ties_and_empty_clusters(
     expect_parts(torch.eye(5, 4)[axes], sizes, iterations, implementation)
 
 
-@pytest.mark.parametrize("implementation", all_implementations)
+@every_implementation
 @pytest.mark.parametrize("threads_used", [1, 3])
 def test_parts_are_what_they_are_alone(implementation: str, threads_used: int) -> None:
     """Bit by bit, but for products in plain torch, whose rounding depends on the shape of the whole matrix."""
@@ -196,7 +148,7 @@ def test_parts_are_what_they_are_alone(implementation: str, threads_used: int) -
                 assert centroids[problem, :made].equal(alone[1][0])
 
 
-@pytest.mark.parametrize("implementation", all_implementations)
+@every_implementation
 def test_opposite_vectors_keep_the_centroid(implementation: str) -> None:
     vectors = torch.tensor([[[1.0, 0.0], [-1.0, 0.0]]])
     labels, centroids = spherical_kmeans(vectors, 1, implementation=implementation)
@@ -221,7 +173,7 @@ def test_means_are_those_of_loops(implementation: str) -> None:
         assert abs(spreads[problem, number].item() - spread) <= 20 * 10 * 2**-24
 
 
-@pytest.mark.parametrize("implementation", all_implementations)
+@every_implementation
 def test_no_cluster_is_empty(implementation: str) -> None:
     vectors = unit(torch.randn(3, 200, 4)).index_select(1, torch.arange(200) // 5)
     labels, _ = spherical_kmeans(vectors, 150, implementation=implementation)
@@ -252,7 +204,7 @@ def test_ties_of_every_width(lanes: int, shape: tuple[int, int, int], size: int,
     assert labels.equal(spherical_kmeans(vectors, -(-count // size), iterations=1, implementation="reference")[0])
 
 
-@pytest.mark.parametrize("implementation", all_implementations)
+@every_implementation
 @given(shapes, st.integers(1, 20), st.integers(2, 10), st.integers(0, 2**31))
 def test_every_vector_is_with_the_nearest_centroid(
     implementation: str, shape: tuple[int, int, int], size: int, iterations: int, seed: int

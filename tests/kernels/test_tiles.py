@@ -8,10 +8,10 @@ from typing import get_args
 import pytest
 import torch
 from attention_contract import choose, expect_hybrid
-from columns import columns, expect_guarded, guarded
+from columns import columns, expect_broken, expect_guarded, expect_updates, guarded
 from kernel_caches import Case, int32
 from kernel_checks import expect_attention, expect_dense, needs_the_library, refused, threads
-from page_bounds_contract import bounds_of, expect_update
+from page_bounds_contract import bounds_of
 
 from saccade.kernels._native import library as native
 from saccade.kernels.chunk_keys.api import chunk_keys
@@ -104,14 +104,11 @@ def test_two_threads() -> None:
 
 @pytest.mark.parametrize("width", [4, 8, 16, 0])
 def test_bounds_are_those_of_the_keys(width: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """In C on every machine, vectors of every width; also past the end of rows, where nothing is touched."""
+    """In C on every machine, vectors of every width."""
     monkeypatch.setattr(native, "widest", width)
     monkeypatch.setattr(native, "reads_tiles", lambda *sizes: native.library() is not None)
     for page in PAGES:
-        case = tiles(page, kv_heads=2, group=1)
-        for starts, count in (([0, 0, 0], 500), ([page + 140, 80, 0], 5), ([16, 83, 10**6], 17)):
-            for unit, per_block in ((1, None), (16, None), (40, None), (1, 3), (16, 1), (40, 3)):
-                expect_update(case, bounds_of(case, unit, per_block), unit, starts, count, "native")
+        expect_updates(tiles(page, kv_heads=2, group=1), page)
 
 
 def test_a_key_that_is_no_number_makes_bounds_that_are_none() -> None:
@@ -120,9 +117,7 @@ def test_a_key_that_is_no_number_makes_bounds_that_are_none() -> None:
         case.kv.k[case.kv.rows.page_table[0, 0], token, 0, 5] = torch.nan
         bounds = bounds_of(case, 16)
         bounds.update(in_tiles(case.kv), 16, [0], 20, IMPLEMENTATION)
-        for side in (bounds.lower, bounds.upper):
-            nan = side[0, 0, :2].isnan()
-            assert nan.sum() == 1 and nan[token // 16, 5]
+        expect_broken(bounds, token // 16, 5)
 
 
 def test_chunk_keys_are_those_of_rows(monkeypatch: pytest.MonkeyPatch) -> None:

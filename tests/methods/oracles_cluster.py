@@ -93,11 +93,11 @@ class Margin:
         return index
 
 
-def k_means(vectors: list[Array], count: int, margin: Margin) -> tuple[list[Array], list[int]]:
-    """Spherical k-means: centroids (not rounded) and the labels of the last of 10 iterations."""
+def k_means(vectors: list[Array], count: int, margin: Margin, iterations: int = 10) -> tuple[list[Array], list[int]]:
+    """Spherical k-means: centroids (not rounded) and the labels of the last iteration."""
     centroids = [vectors[i * len(vectors) // count].copy() for i in range(count)]
     labels: list[int] = []
-    for _ in range(10):
+    for _ in range(iterations):
         labels = [margin.highest([float(centroid @ v) for centroid in centroids]) for v in vectors]
         for cluster in range(count):
             if cluster in labels:
@@ -107,6 +107,7 @@ def k_means(vectors: list[Array], count: int, margin: Margin) -> tuple[list[Arra
             labels[spare[margin.highest(distance)]] = cluster
         for cluster in range(count):
             mean = np.mean([v for v, label in zip(vectors, labels, strict=True) if label == cluster], axis=0)
+            margin.note(float(np.linalg.norm(mean)))
             if np.linalg.norm(mean) > TIE:
                 centroids[cluster] = unit_vector(mean)
     return centroids, labels

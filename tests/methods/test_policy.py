@@ -28,38 +28,30 @@ def test_round_trips(policy: saccade.Policy) -> None:
     assert set(data["options"]) == set(OPTIONS[policy.name])
 
 
-@pytest.mark.parametrize(
-    ("spec", "name", "options"),
-    [
-        ("quest: budget=64 , page=8,", "quest", {"budget": 64, "page": 8}),
-        ("tidal:reselect=12+20", "tidal", {"reselect": [12, 20]}),
-        ("tidal:reselect=12", "tidal", {"reselect": 12}),
-        ("tidal:reselect=", "tidal", {"reselect": []}),
-        ("less_is_more:recent=1", "less_is_more", {"recent": 1}),
-        ("streaming:sinks=0", "streaming", {"sinks": 0}),
-        ("less_is_more:budget=256,rectify=32", "less_is_more", {"budget": 256, "rectify": saccade.Rectify(32)}),
-        ("tidal:rectify=4:verify", "tidal", {"rectify": {"every": 4, "mode": "verify"}}),
-        ("resa", "resa", {"rectify": saccade.Rectify(32, "overwrite")}),
-        ("resa:rectify=", "resa", {"rectify": None}),
-        ("exact_topk:rule=threshold,threshold=1e-4", "exact_topk", {"rule": "threshold", "threshold": 0.0001}),
-        ("lychee_decode:roles=every:04", "lychee_decode", {"roles": "every:4"}),
-        ("lychee_decode:roles=/a b/c=d:e.json", "lychee_decode", {"roles": Path("/a b/c=d:e.json")}),
-        ("composed:roles=layers:2+05", "composed", {"roles": "layers:2+5"}),
-    ],
-)
-def test_spec_is_the_python_call(spec: str, name: str, options: dict[str, Any]) -> None:
-    assert saccade.Policy.from_spec(spec) == saccade.policy(name, **options) == saccade.policy(spec.strip())
+SPECS: dict[str, dict[str, Any]] = {
+    "quest: budget=64 , page=8,": {"budget": 64, "page": 8},
+    "tidal:reselect=12+20": {"reselect": [12, 20]},
+    "tidal:reselect=12": {"reselect": 12},
+    "tidal:reselect=": {"reselect": []},
+    "less_is_more:budget=256,rectify=32": {"budget": 256, "rectify": saccade.Rectify(32)},
+    "tidal:rectify=4:verify": {"rectify": {"every": 4, "mode": "verify"}},
+    "resa:rectify=": {"rectify": None},
+    "exact_topk:rule=threshold,threshold=1e-4": {"rule": "threshold", "threshold": 0.0001},
+    "lychee_decode:roles=every:04": {"roles": "every:4"},
+    "lychee_decode:roles=/a b/c=d:e.json": {"roles": Path("/a b/c=d:e.json")},
+    "composed:roles=layers:2+05": {"roles": "layers:2+5"},
+}
+
+
+def test_spec_is_the_python_call() -> None:
+    read = {spec: (saccade.Policy.from_spec(spec), saccade.policy(spec.strip())) for spec in SPECS}
+    assert read == {spec: (saccade.policy(spec.partition(":")[0], **options),) * 2 for spec, options in SPECS.items()}
 
 
 def test_a_spec_takes_further_options_but_none_twice() -> None:
     assert saccade.policy("tidal:budget=64", reselect=[3, 5]) == saccade.policy("tidal", budget=64, reselect=[3, 5])
     with pytest.raises(saccade.PolicyError, match=r"policy spec 'tidal:budget=64': option 'budget' is given twice"):
         saccade.policy("tidal:budget=64", budget=128)
-
-
-def test_one_layer_is_a_list_of_one() -> None:
-    assert saccade.policy("tidal", reselect=5) == saccade.policy("tidal", reselect=[5])
-    assert saccade.policy("tidal", reselect=5) != saccade.policy("tidal", reselect=[])
 
 
 # --- the mapping of policies -------------------------------------------------------------------------------------
@@ -75,36 +67,37 @@ def test_policies_is_a_mapping_of_descriptions() -> None:
         table["dense"] = None  # type: ignore[index]
 
 
-@pytest.mark.parametrize("name", ["quest", "tidal", "less_is_more", "lychee_cluster", "exact_topk", "composed"])
-def test_two_layers_are_dense_unless_every_layer_of_a_few_chooses(name: str) -> None:
-    def dense(shape: ModelShape, **options: int) -> list[int]:
+def test_two_layers_are_dense_unless_every_layer_of_a_few_chooses() -> None:
+    def dense(name: str, shape: ModelShape, **options: int) -> list[int]:
         roles = saccade.policy(name, **options).plan(shape).roles.layers
         return [layer for layer, each in enumerate(roles) if Role.DENSE in each]
 
     plain = ModelShape(layers=8, query_heads=4, kv_heads=2, head_dim=64)
     mixed = replace(plain, kinds=("sliding_attention", "full_attention") * 4, window=64)
-    assert dense(plain) == [0, 1]
-    assert dense(mixed) == ([1, 3] if name in ("tidal", "less_is_more") else [])
-    assert dense(plain, dense_layers=1) == [0] and dense(mixed, dense_layers=2) == [1, 3]
+    found = {
+        name: (dense(name, plain), dense(name, mixed), dense(name, plain, dense_layers=1))
+        for name in ("quest", "tidal", "less_is_more", "lychee_cluster", "exact_topk", "composed")
+    }
+    few = dict.fromkeys(("tidal", "less_is_more"), ([0, 1], [1, 3], [0]))
+    assert found == {**dict.fromkeys(found, ([0, 1], [], [0])), **few}
+    assert [dense(name, mixed, dense_layers=2) for name in found] == [[1, 3]] * len(found)
 
 
-@pytest.mark.parametrize(
-    ("name", "options"),
-    [
-        ("streaming", {"sinks": 4}),
-        ("quest", {"page": 16, "min_pages": 1, "keep_last": True, "heads": "kv", "dense_layers": None}),
-        ("tidal", {"rule": "top_k", "heads": "kv", "dense_layers": 2, "sinks": None, "window": None}),
-        ("exact_topk", {"rule": "top_k", "heads": "kv", "dense_layers": None}),
-        ("less_is_more", {"sinks": 4, "recent": 0.25, "dense_layers": 2, "reselect": None}),
-        ("lychee_decode", {"rule": "top_k", "roles": None, "page": 1, "sinks": None, "window": None}),
-        ("resa", {"page": 16, "ratio": 0.1, "min_pages": 16, "local_pages": 1, "dense_layers": 0}),
-    ],
-)
-def test_defaults_are_the_papers(name: str, options: dict[str, Any]) -> None:
-    rectify = saccade.Rectify(32) if name == "resa" else None
-    budget = {} if name == "resa" else {"budget": 2048}
-    defaults = saccade.policies()[name].defaults
-    assert defaults == {**defaults, **options, **budget, "rectify": rectify}
+PUBLISHED: dict[str, dict[str, Any]] = {
+    "streaming": {"sinks": 4},
+    "quest": {"page": 16, "min_pages": 1, "keep_last": True, "heads": "kv", "dense_layers": None},
+    "tidal": {"rule": "top_k", "heads": "kv", "dense_layers": 2, "sinks": None, "window": None},
+    "exact_topk": {"rule": "top_k", "heads": "kv", "dense_layers": None},
+    "less_is_more": {"sinks": 4, "recent": 0.25, "dense_layers": 2, "reselect": None},
+    "lychee_decode": {"rule": "top_k", "roles": None, "page": 1, "sinks": None, "window": None},
+    "resa": {"page": 16, "ratio": 0.1, "min_pages": 16, "local_pages": 1, "dense_layers": 0},
+}
+
+
+def test_defaults_are_the_papers() -> None:
+    defaults = {name: saccade.policies()[name].defaults for name in PUBLISHED}
+    rest = {name: {"budget": 2048, "rectify": None} for name in PUBLISHED} | {"resa": {"rectify": saccade.Rectify(32)}}
+    assert defaults == {name: {**defaults[name], **own, **rest[name]} for name, own in PUBLISHED.items()}
 
 
 def test_policies_are_frozen() -> None:
@@ -161,6 +154,7 @@ def test_what_was_written_before_options_came_means_what_it_meant(
     needed = {"roles": "every:4"} if name == "lychee_decode" else {}
     written = saccade.policy(name, **needed).to_dict()
     written["options"] = {key: value for key, value in written["options"].items() if key not in before}
+    written["options"]["gone"] = None  # was never given, and there is none of that name any more
     read = saccade.Policy.from_dict(written)
     assert {key: getattr(read.options, key) for key in now} == now
     # Written by hand, with a few options, it is today's.
