@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -49,6 +50,8 @@ def test_no_line_is_in_two_texts_that_judge(tokenizer: Any, package: list[str], 
         assert lines and not lines & seen
         assert abs(len(problem.tokens) - length) <= 2 * max(1, length // 40)
         seen |= lines
+    starts = packages.Packages(tokenizer).stretches(length, 1000, 0)
+    assert min(after - before for before, after in pairwise(starts)) > length, "nor any token"
     assert len(judging(tokenizer, length=length, count=2)) == 2
 
 
