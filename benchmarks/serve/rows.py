@@ -121,8 +121,8 @@ def beside_stock(rows: Sequence[AnyRow]) -> list[AnyRow]:
         stock = [row for row in held if row.policy in (STOCK, STOCK_AGAIN)]
         drift = stock[-1].pace / stock[0].pace - 1 if len(stock) > 1 else None
         void = drift is not None and abs(drift) > LOAD_DRIFT
+        means = {name: statistics.fmean(one.paces[name] for one in stock) for name in held[0].paces if stock}
         for row in held:
-            means = {name: statistics.fmean(one.paces[name] for one in stock) if stock else 0.0 for name in row.paces}
             over: dict[str, Any] = {name: row.paces[name] / mean if mean else None for name, mean in means.items()}
             completed.append(replace(row, drift=drift, void=void, **over))
     return completed
