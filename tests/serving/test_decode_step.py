@@ -22,6 +22,7 @@ from saccade.adapters.vllm.worker import room
 from saccade.adapters.vllm.worker.cuda import SaccadeFlashBuilder, reasons_of
 from saccade.adapters.vllm.worker.decode_step import DecodeStep
 from saccade.adapters.vllm.worker.requests import RequestRow
+from saccade.adapters.vllm.worker.tokens import Tokens
 from saccade.decode import recall as recall_module
 from saccade.decode.recall import MeanRecall, OfRows, Recall, RecallObserver
 from saccade.kernels.sparse_decode.api import sparse_decode
@@ -52,7 +53,7 @@ def test_dense_layers_are_vllms_and_the_others_are_ours(monkeypatch: pytest.Monk
     parts = [step.part(layer) for layer in range(LAYERS)]
     assert [part.parent is step.parent and part.sparse is None for part in parts] == [True] * 2 + [False] * (LAYERS - 2)
     assert all(part.parent is None and part.sparse is step.sparse for part in parts[2:])
-    assert step.sparse.tokens is None
+    assert step.sparse.tokens == Tokens(slice(2))
     assert step.parent.seq_lens.tolist() == step.sparse.rows.seq_lens.tolist() == [152, 9]
 
 

@@ -174,27 +174,16 @@ class SparseLayer:
         for written in step.written:
             self.refresh(layer, kv_cache, written)
         part = step.part(number)
-        tokens = part.parent_tokens
-        if part.parent is not None and tokens is None:
-            self.stock(layer, query, key, value, kv_cache, part.parent, output, *args, **kwargs)
-        elif part.parent is not None and isinstance(tokens, Tensor):
-            own_output = output.new_empty((tokens.shape[0], *output.shape[1:]))
-            mine = (tensor.index_select(0, tokens) for tensor in (query, key, value))
-            self.stock(layer, *mine, kv_cache, part.parent, own_output, *args, **kwargs)
-            output.index_copy_(0, tokens, own_output)
-        elif part.parent is not None:
-            mine = (tensor[tokens] for tensor in (query, key, value))
-            self.stock(layer, *mine, kv_cache, part.parent, output[tokens], *args, **kwargs)
-        sparse, count = part.sparse, step.num_actual_tokens
+        if part.parent is not None:
+            told = (*map(part.parent_tokens.of, (query, key, value)), kv_cache, part.parent)
+            part.parent_tokens.fill(output, lambda own: self.stock(layer, *told, own, *args, **kwargs))
+        sparse = part.sparse
         if sparse is not None:
-            own, kv = slice(count) if sparse.tokens is None else sparse.tokens, self.view(layer, kv_cache, sparse.rows)
             if query.itemsize == 1:  # vLLM's layer has quantised it
                 query = digits(query, layer._q_scale).to(output.dtype)
+            q, kv = sparse.tokens.of(query), self.view(layer, kv_cache, sparse.rows)
             softmax = Softmax(self.scale, self.sinks, self.logits_soft_cap or None)
-            if isinstance(own, slice):
-                attend(sparse.state, number, query[own], kv, softmax, out=output[own])
-            else:
-                output.index_copy_(0, own, attend(sparse.state, number, query.index_select(0, own), kv, softmax))
+            sparse.tokens.fill(output, lambda own: attend(sparse.state, number, q, kv, softmax, out=own))
         if self.serving.metrics is not None:
             self.serving.metrics.layer_done(number)
         return output

@@ -27,14 +27,13 @@ class DecodeStep:
     parent: Any
     sparse: Sparse
     written: tuple[Written, ...]
-    num_actual_tokens: int
 
     def part(self, layer: int) -> Part:
         state = self.sparse.state
         if state.plan.roles.passive[layer]:
             state.passed(layer, self.sparse.rows)
-            return Part(self.parent, None, None)
-        return Part(None, None, self.sparse)
+            return Part(self.parent)
+        return Part(None, self.sparse)
 
 
 class DecodeSteps:
@@ -70,8 +69,7 @@ class DecodeSteps:
         written = () if self._sparse.serving.page is None else (Written(rows, self.latest(rows), 1),)
         # Where no layer is left to vLLM's kernel, nobody reads its schedule, which takes three launches.
         parent = build_parent(common, not self._sparse.leaves_layers)
-        # A position for every row: those that pad the batch come last.
-        return DecodeStep(parent, self._sparse.all_of(batch, whole, rows), written, count)
+        return DecodeStep(parent, self._sparse.all_of(batch, whole, rows), written)
 
     def latest(self, rows: Rows) -> Tensor:
         """Positions of the latest tokens, int32 `[B]`, from lengths on the device to where steps look for them."""

@@ -20,10 +20,9 @@ class DenseStep:
 
     parent: Any
     written: tuple[Written, ...]
-    num_actual_tokens: int
 
     def part(self, layer: int) -> Part:
-        return Part(self.parent, None, None)
+        return Part(self.parent)
 
 
 def prepare(rows: SparseRows, common: Any, build_parent: BuildParent, room: Tensor | None = None) -> DenseStep:
@@ -41,7 +40,7 @@ def prepare(rows: SparseRows, common: Any, build_parent: BuildParent, room: Tens
         written = (_in_place(common, room, rows.config.model_config.max_model_len),)
     else:
         written = written_in(common, batch or rows.batch(common), serving.page)
-    return DenseStep(build_parent(common, False), written, common.num_actual_tokens)
+    return DenseStep(build_parent(common, False), written)
 
 
 def _in_place(common: Any, room: Tensor, longest: int) -> Written:

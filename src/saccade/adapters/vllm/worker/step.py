@@ -10,6 +10,7 @@ from torch import Tensor
 
 from ....types import Rows
 from .sparse import Sparse
+from .tokens import ALL, Tokens
 
 BuildParent = Callable[[Any, bool], Any]
 """Makes the metadata of vLLM's own kernel from a `CommonAttentionMetadata`.
@@ -39,13 +40,13 @@ class Part:
 
     Attributes:
         parent: metadata of vLLM's own kernel for the rows that attend to everything; None if there are none.
-        parent_tokens: their positions in the flat batch, int64, or where they follow each other a slice; None: all.
         sparse: the rows that decode under the policy; None if there are none.
+        parent_tokens: those that the parent answers.
     """
 
     parent: Any | None
-    parent_tokens: Tensor | slice | None
-    sparse: Sparse | None
+    sparse: Sparse | None = None
+    parent_tokens: Tokens = ALL
 
 
 class Step(Protocol):
@@ -54,14 +55,10 @@ class Step(Protocol):
     Attributes:
         written: its new tokens, rows with one apart from rows with many, so that none is padded to the others; none
             where no bounds of pages follow them.
-        num_actual_tokens: positions of the flat batch that rows have; in a captured step with those of its padding.
     """
 
     @property
     def written(self) -> tuple[Written, ...]: ...
-
-    @property
-    def num_actual_tokens(self) -> int: ...
 
     def part(self, layer: int) -> Part:
         """Who answers in a layer, by its number in the model; layers ask once each, in order."""
