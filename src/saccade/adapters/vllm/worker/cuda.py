@@ -92,7 +92,7 @@ class SaccadeFlashBuilder(SparseBuilder, FlashAttentionMetadataBuilder):
     def update_draft_decode_metadata(self, metadata: DecodeStep) -> None:
         """Bring a step up to rows that have grown on the device."""
         assert self._decode_steps is not None, "this is said not to be supported"
-        if metadata.written:
+        if self.sparse.serving.page is not None:
             self._decode_steps.latest(metadata.sparse.rows)
         super().update_draft_decode_metadata(metadata.parent)
 
