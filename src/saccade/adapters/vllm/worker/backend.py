@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable, Mapping
-from functools import cache
-from types import MappingProxyType
+from collections.abc import Callable
+from functools import cache, cached_property
 from typing import Any
 from weakref import ref
 
@@ -74,7 +73,7 @@ class SparseBuilder:
     sparse: SparseRows
     verifies = False
     """Whether it makes steps of a lossless engine's target, which are dense; its drafts have a builder of theirs."""
-    _layers: Mapping[int, Any] = MappingProxyType({})
+    _room: Tensor | None = None
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -88,11 +87,13 @@ class SparseBuilder:
                 f"{', '.join(map(str, told))} of this model a policy selects together"
             )
 
+    @cached_property
+    def _layers(self) -> dict[int, Any]:
+        layers = get_layers_from_vllm_config(self.vllm_config, Attention, self.layer_names)
+        return {extract_layer_index(name): layer for name, layer in layers.items()}
+
     def view(self, number: int, rows: Rows) -> KVView:
         """The cache of a layer, by its number in the model, as some rows see it."""
-        if not self._layers:
-            layers = get_layers_from_vllm_config(self.vllm_config, Attention, self.layer_names)
-            self._layers = {extract_layer_index(name): layer for name, layer in layers.items()}
         layer = self._layers[number]
         kv: KVView = layer.impl.view(layer, layer.kv_cache, rows)
         return kv
@@ -108,7 +109,7 @@ class SparseBuilder:
     def prepare(self, common: Any, build_parent: BuildParent) -> Step:
         """The step that vLLM's `CommonAttentionMetadata` describes."""
         if self.verifies:
-            return dense_step.prepare(self.sparse, common, build_parent)
+            return dense_step.prepare(self.sparse, common, build_parent, self._room)
         return prepare(self.sparse, common, build_parent)
 
 

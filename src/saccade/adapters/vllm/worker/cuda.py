@@ -20,9 +20,8 @@ from ....decode.capture import reasons_against_capture
 from ....types import KVView, Rows, Workspace
 from ..cache_dtype import FP8, as_numbers
 from ..options import drafts_with
-from . import dense_step
 from .backend import SparseBackend, SparseBuilder, SparseLayer
-from .decode_step import DecodeStep, DecodeSteps
+from .decode_step import DecodeSteps
 from .room import room_of
 from .sparse import SparseRows
 from .step import BuildParent, Step
@@ -83,18 +82,17 @@ class SaccadeFlashBuilder(SparseBuilder, FlashAttentionMetadataBuilder):
     def prepare(self, common: Any, build_parent: BuildParent) -> Step:
         # What this step writes may lie where the step before has read.
         self.sparse.sampling.measure_kept()
-        if self.verifies:
-            return dense_step.prepare(self.sparse, common, build_parent, self._room)
         if self._decode_steps is None or common.max_query_len > 1:
             return super().prepare(common, build_parent)
         return self._decode_steps.prepare(common, build_parent)
 
-    def update_draft_decode_metadata(self, metadata: DecodeStep) -> None:
+    def update_draft_decode_metadata(self, metadata: Step) -> None:
         """Bring a step up to rows that have grown on the device."""
-        assert self._decode_steps is not None, "this is said not to be supported"
+        sparse = metadata.most.sparse
+        assert self._decode_steps is not None and sparse is not None, "this is said not to be supported"
         if self.sparse.serving.page is not None:
-            self._decode_steps.latest(metadata.sparse.rows)
-        super().update_draft_decode_metadata(metadata.parent)
+            self._decode_steps.latest(sparse.rows)
+        super().update_draft_decode_metadata(metadata.dense)
 
 
 class SaccadeFlashAttention(SparseLayer, FlashAttentionImpl):

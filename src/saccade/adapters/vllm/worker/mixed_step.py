@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from itertools import accumulate
 from typing import Any
 
@@ -13,33 +12,11 @@ from vllm.utils.torch_utils import async_tensor_h2d
 
 from .batch import Batch, selected
 from .sparse import SparseRows
-from .step import BuildParent, Part, Written
+from .step import BuildParent, Part, Step, Written
 from .tokens import Tokens, tokens_of
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class MixedStep:
-    """A `Step` whose rows may have any number of new tokens.
-
-    Attributes:
-        same: who answers in all layers.
-        dense: metadata of vLLM's own kernel for all rows, which answers in layers whose heads are all dense; None: as
-            in the others.
-    """
-
-    same: Part
-    written: tuple[Written, ...]
-    dense: Any | None = None
-
-    def part(self, layer: int) -> Part:
-        sparse = self.same.sparse
-        if self.dense is None or sparse is None or not sparse.state.plan.roles.passive[layer]:
-            return self.same
-        sparse.state.passed(layer, sparse.rows)
-        return Part(self.dense)
-
-
-def prepare(rows: SparseRows, common: Any, build_parent: BuildParent) -> MixedStep:
+def prepare(rows: SparseRows, common: Any, build_parent: BuildParent) -> Step:
     """Split a step's rows."""
     batch = rows.batch(common)
     sparse = rows.chosen(batch)
@@ -48,7 +25,7 @@ def prepare(rows: SparseRows, common: Any, build_parent: BuildParent) -> MixedSt
     searched = () if serving.filled and serving.indexes.layers else sparse
     written = written_in(common, batch, serving.page, searched)
     if not sparse:
-        return MixedStep(Part(build_parent(common, False)), written)
+        return Step(Part(build_parent(common, False)), written)
     # What captured steps leave to vLLM's kernel is left to it here: ours was not compiled.
     dense = build_parent(common, True) if rows.leaves_layers else None
     table, lengths = _of_rows(common, sparse, common.block_table_tensor, common.seq_lens)
@@ -57,9 +34,9 @@ def prepare(rows: SparseRows, common: Any, build_parent: BuildParent) -> MixedSt
     # The rows with new tokens that vLLM's own kernel serves; rows without any pad a batch.
     rest = [row for row, queries in enumerate(batch.queries) if queries and row not in gone]
     if not rest:
-        return MixedStep(Part(None, found), written, dense)
+        return Step(Part(None, found), written, dense)
     tokens = tokens_of(common, rest)
-    return MixedStep(Part(build_parent(_only(common, batch, rest, tokens), False), found, tokens), written, dense)
+    return Step(Part(build_parent(_only(common, batch, rest, tokens), False), found, tokens), written, dense)
 
 
 def written_in(common: Any, batch: Batch, page: int | None, searched: Sequence[int] = ()) -> tuple[Written, ...]:

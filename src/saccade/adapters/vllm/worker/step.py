@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 from torch import Tensor
 
@@ -49,17 +49,26 @@ class Part:
     parent_tokens: Tokens = ALL
 
 
-class Step(Protocol):
+@dataclass(frozen=True, slots=True, eq=False)
+class Step:
     """A step, which all layers of an attention group share.
 
     Attributes:
+        most: who answers in all layers but those that are `dense`.
         written: its new tokens, rows with one apart from rows with many, so that none is padded to the others; none
             where no bounds of pages follow them.
+        dense: metadata of vLLM's own kernel for all rows, which answers in layers whose heads are all dense; None: as
+            in the others.
     """
 
-    @property
-    def written(self) -> tuple[Written, ...]: ...
+    most: Part
+    written: tuple[Written, ...]
+    dense: Any | None = None
 
     def part(self, layer: int) -> Part:
         """Who answers in a layer, by its number in the model; layers ask once each, in order."""
-        ...
+        sparse = self.most.sparse
+        if self.dense is None or sparse is None or not sparse.state.plan.roles.passive[layer]:
+            return self.most
+        sparse.state.passed(layer, sparse.rows)
+        return Part(self.dense)
