@@ -69,7 +69,7 @@ class RectifyingScheduler(Scheduler):
         self.rectifications = self.rectified_tokens = self.preemptions = 0
         if rectify is not None:
             for name in ("rectifications", "rectified_tokens", "preemptions"):
-                self.observe(name, 0)
+                self._count(name, 0)
         super().__init__(vllm_config, kv_cache_config, *args, **kwargs)
 
     def add_request(self, request: Request) -> None:
@@ -78,10 +78,6 @@ class RectifyingScheduler(Scheduler):
             block = self.kv_cache_manager.block_pool.hash_block_size
             clean.keep_private(request, request.num_prompt_tokens, block)
         super().add_request(request)
-
-    def observe(self, name: str, amount: int) -> None:
-        """Called when the counter `name` has grown by `amount`."""
-        metrics.count(name, amount)
 
     def schedule(self, *args: Any, **kwargs: Any) -> SchedulerOutput:
         """One step of vLLM's scheduler, in which those whose turn it is run their unclean tokens again."""
@@ -229,7 +225,7 @@ class RectifyingScheduler(Scheduler):
 
     def _count(self, name: str, amount: int) -> None:
         setattr(self, name, getattr(self, name) + amount)
-        self.observe(name, amount)
+        metrics.count(name, amount)
 
 
 class AheadScheduler(RectifyingScheduler, AsyncScheduler):

@@ -13,7 +13,7 @@ from .sparse import SparseRows
 from .step import BuildParent, Part, Step, Written
 
 
-def prepare(rows: SparseRows, common: Any, build_parent: BuildParent, room: Tensor | None = None) -> Step:
+def prepare(rows: SparseRows, common: Any, build_parent: BuildParent, room: Tensor | None) -> Step:
     """The step that vLLM's `CommonAttentionMetadata` describes; pages are bounded anew where they are written.
 
     An index in slots takes in what stands for sure. The rows are read on the host only where there is one, or bounds.
