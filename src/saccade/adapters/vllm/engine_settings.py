@@ -16,10 +16,9 @@ def engine_settings(options: ServeOptions, model: str, *, apart: bool = False, f
     `apart`: whether layers with a window are left to vLLM's own backend. `fixed`: whether there are always as many
     drafts.
     """
-    given: dict[str, Any] = {"additional_config": {KEY: options.to_dict()}, "attention_backend": "CUSTOM"}
-    if apart:
-        del given["attention_backend"]
-        given["attention_config"] = {"backend_per_kind": {FULL_KIND: "CUSTOM"}}
+    given: dict[str, Any] = {"additional_config": {KEY: options.to_dict()}}
+    by_kind = {"backend_per_kind": {FULL_KIND: "CUSTOM"}}
+    given |= {"attention_config": by_kind} if apart else {"attention_backend": "CUSTOM"}
     if options.rewrites is not None:
         given["scheduler_cls"] = SCHEDULER
     if options.drafts:

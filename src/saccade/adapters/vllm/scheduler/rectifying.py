@@ -9,7 +9,6 @@ opted out), anything else is dense. This file counts by the same rule.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from typing import Any
 
 from vllm.v1.core.sched.async_scheduler import AsyncScheduler
@@ -186,14 +185,12 @@ class RectifyingScheduler(Scheduler):
         rewound = [request_id for request_id in output.scheduled_cached_reqs.req_ids if request_id in self._rewound]
         if not rewound:
             return
-        output.scheduled_cached_reqs = _without(output.scheduled_cached_reqs, rewound)
+        output.scheduled_cached_reqs = _without(output.scheduled_cached_reqs, {*rewound})
         for request_id in rewound:
             request, blocks = self.requests[request_id], self.kv_cache_manager.get_block_ids(request_id)
             mrope = self.model_uses_mrope
-            ids: Any = HeldTokens(request.all_token_ids[0], _length(request))
-            if mrope:
-                # Positions are computed anew from the tokens.
-                ids = list(request.all_token_ids)
+            # Of M-RoPE positions are computed anew, from the tokens.
+            ids: Any = [*request.all_token_ids] if mrope else HeldTokens(request.all_token_ids[0], _length(request))
             output.scheduled_new_reqs.append(NewRequestData.from_request(request, blocks, ids, uses_mrope=mrope))
 
     def _preempt_request(self, request: Request, *args: Any, **kwargs: Any) -> None:
@@ -256,9 +253,8 @@ def _covered_by(kv_cache_config: Any) -> int:
     return min(covered)
 
 
-def _without(data: CachedRequestData, dropped: Iterable[str]) -> CachedRequestData:
+def _without(data: CachedRequestData, gone: set[str]) -> CachedRequestData:
     """What is sent of running requests, less some of them."""
-    gone = set(dropped)
     kept = [index for index, request_id in enumerate(data.req_ids) if request_id not in gone]
     return CachedRequestData(
         req_ids=[data.req_ids[index] for index in kept],

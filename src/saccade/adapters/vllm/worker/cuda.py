@@ -51,7 +51,6 @@ class SaccadeFlashBuilder(SparseBuilder, FlashAttentionMetadataBuilder):
 
     def __init__(self, kv_cache_spec: Any, layer_names: list[str], vllm_config: Any, device: torch.device) -> None:
         super().__init__(kv_cache_spec, layer_names, vllm_config, device)
-        self._decode_steps: DecodeSteps | None = None
         reasons, longest, room = reasons_of(vllm_config), vllm_config.model_config.max_model_len, room_of(vllm_config)
         captured = vllm_config.compilation_config.max_cudagraph_capture_size or 0
         most = max(vllm_config.scheduler_config.max_num_seqs, captured)
@@ -66,8 +65,7 @@ class SaccadeFlashBuilder(SparseBuilder, FlashAttentionMetadataBuilder):
             rows=most,
             workspace=Workspace.of(most, self.num_heads_q, device) if fixed else None,
         )
-        if fixed:
-            self._decode_steps = DecodeSteps(self.sparse, most, longest, device)
+        self._decode_steps = DecodeSteps(self.sparse, most, longest, device) if fixed else None
         if vllm_config.parallel_config.rank == 0 and not self.verifies:
             told = f"not part of CUDA graphs: {'; '.join(reasons)}" if reasons else f"part of CUDA graphs{room.told}"
             logger.info("saccade: %s are %s", "drafts" if drafts_with(vllm_config) else "decoding steps", told)
