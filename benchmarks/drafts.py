@@ -14,9 +14,9 @@ from rich.table import Table
 from scipy.stats import bootstrap
 
 from lab.kinds import texts_by_kind
-from saccade.adapters.vllm.checks import SCHEDULER, captured_for, rectifies_ahead
-from saccade.adapters.vllm.lossless import ADAPTIVE, WORKER, lengths, speculation
-from saccade.adapters.vllm.options import CAPTURED, KEY, ServeOptions
+from saccade.adapters.vllm.engine_settings import engine_settings, of_passes
+from saccade.adapters.vllm.lossless import lengths
+from saccade.adapters.vllm.options import CAPTURED, ServeOptions
 from saccade.adapters.vllm.server.serve import INSTALL
 from saccade.bench.grid import OnUnit
 from saccade.bench.synthetic import prepare_process
@@ -142,16 +142,9 @@ class Drafts:
         told: dict[str, Any] = {"model": own.model, "dtype": self.subject.dtype_name, "seed": own.seed}
         told |= {"max_num_batched_tokens": 8192, "max_model_len": self.longest, "max_num_seqs": -(-self.most // 4) * 4}
         if options is not None:
-            ours = {"additional_config": {KEY: options.to_dict()}, "attention_backend": "CUSTOM"}
-            if options.rewrites is None:
-                drafting = speculation(own.model, options.drafts, fixed=fixed)
-                ours |= {"worker_cls": WORKER, "speculative_config": drafting}
-                ours |= {} if fixed else {"scheduler_cls": ADAPTIVE}
-            else:
-                ours |= {"scheduler_cls": SCHEDULER}
-                config = vllm.EngineArgs(**told, **ours).create_engine_config()
-                ours |= {} if rectifies_ahead(config) else {"async_scheduling": False}
-                ours["cudagraph_capture_sizes"] = captured_for(config, options.rewrites)
+            ours = engine_settings(options, own.model, fixed=fixed)
+            if options.rewrites is not None:
+                ours |= of_passes(vllm.EngineArgs(**told, **ours).create_engine_config(), options.rewrites)
         return vllm.LLM(**told, **ours)
 
     def _count(self, llm: Any, name: str, kind: str, texts: Sequence[list[int]], temperature: float) -> dict[str, Any]:

@@ -74,6 +74,7 @@ ARROWS["__main__"] = {"cli"}
 # Rooms of the vLLM adapter, by process: what scheduler, worker and server share is the adapter's own modules.
 VLLM = ("scheduler", "worker", "server")
 VLLM_SHARED = {"plugin", "vllm_api", "options", "checks", "cache_dtype", "cache_spec", "clean", "lossless", "metrics"}
+VLLM_SHARED |= {"engine_settings"}
 
 # Which rooms may import which library; the standard library is free.
 LIBRARIES: dict[str, set[str]] = {

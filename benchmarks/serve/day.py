@@ -7,7 +7,7 @@ import time
 from collections.abc import Generator
 from dataclasses import dataclass, field, replace
 
-from .load import LoadedEngine, random_tokens
+from .load import Answers, LoadedEngine, random_tokens
 
 Conversation = Generator[tuple[list[int], int], list[int], None]
 """Gives prompts and how many tokens answer them, turn by turn; is sent the answers."""
@@ -69,28 +69,22 @@ class Day:
 
 
 @dataclass(slots=True)
-class Replayed:
+class Replayed(Answers):
     """What was seen of a day; times in seconds.
 
     Attributes:
         seconds: from the first prompt to the last answer.
-        tokens: of all answers.
         decode_seconds, decode_tokens: while at least one row decodes, which it does from its first token to its last;
             and what rows gained in this time behind their first tokens.
         alone_seconds, alone_tokens: of it, while no prompt waits for its first token.
-        firsts: from asking to the first token.
-        gaps: between two steps that brought a request tokens.
         prompts, cached: tokens of all conversations' prompts by turn, and what the prefix cache held of them.
     """
 
     seconds: float = 0.0
-    tokens: int = 0
     decode_seconds: float = 0.0
     decode_tokens: int = 0
     alone_seconds: float = 0.0
     alone_tokens: int = 0
-    firsts: list[float] = field(default_factory=list)
-    gaps: list[float] = field(default_factory=list)
     prompts: list[int] = field(default_factory=list)
     cached: list[int] = field(default_factory=list)
 
@@ -119,9 +113,7 @@ def replay(engine: LoadedEngine, day: Day) -> Replayed:
             seen.alone_tokens += gained
         last, seen.seconds = now, now - begun
         for one in heard:
-            if one.gained:
-                (seen.gaps if one.before else seen.firsts).append(one.gap)
-                seen.tokens += one.gained
+            seen.hear(one)
             if one.output.finished:
                 talk, turn = talks.pop(one.output.request_id)
                 seen.prompts[turn] += len(one.output.prompt_token_ids)

@@ -55,27 +55,6 @@ def random_tokens(seed: int, length: int, vocabulary: int) -> list[int]:
     return tokens
 
 
-@dataclass(slots=True)
-class Served:
-    """What was seen while it counted; times in seconds.
-
-    Attributes:
-        seconds: that it counted.
-        requests, tokens: answered, and generated.
-        prompt_tokens, cached_tokens: of those requests' prompts, and what the prefix cache held of them.
-        firsts: from asking to the first token.
-        gaps: between two steps that brought a request tokens.
-    """
-
-    seconds: float = 0.0
-    requests: int = 0
-    tokens: int = 0
-    prompt_tokens: int = 0
-    cached_tokens: int = 0
-    firsts: list[float] = field(default_factory=list)
-    gaps: list[float] = field(default_factory=list)
-
-
 @dataclass(frozen=True, slots=True)
 class Heard:
     """What a step brought a request: vLLM's output, `gained` tokens behind those `before`, seconds after the last."""
@@ -84,6 +63,43 @@ class Heard:
     gap: float
     before: int
     gained: int
+
+
+@dataclass(slots=True)
+class Answers:
+    """What was heard of answers; times in seconds.
+
+    Attributes:
+        tokens: of all of them.
+        firsts: from asking to the first token.
+        gaps: between two steps that brought a request tokens.
+    """
+
+    tokens: int = 0
+    firsts: list[float] = field(default_factory=list)
+    gaps: list[float] = field(default_factory=list)
+
+    def hear(self, one: Heard) -> None:
+        """Note what a step brought a request, if anything."""
+        if one.gained:
+            (self.gaps if one.before else self.firsts).append(one.gap)
+            self.tokens += one.gained
+
+
+@dataclass(slots=True)
+class Served(Answers):
+    """What was seen while it counted.
+
+    Attributes:
+        seconds: that it counted.
+        requests: answered.
+        prompt_tokens, cached_tokens: of those requests' prompts, and what the prefix cache held of them.
+    """
+
+    seconds: float = 0.0
+    requests: int = 0
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
 
 
 class LoadedEngine(Engine):
@@ -141,9 +157,8 @@ class LoadedEngine(Engine):
         while served.requests < load.requests:
             (now, heard), done = self.step(), 0
             for one in heard:
-                if one.gained and opened is not None:
-                    (served.gaps if one.before else served.firsts).append(one.gap)
-                    served.tokens += one.gained
+                if opened is not None:
+                    served.hear(one)
                 if one.gained and not one.before:
                     answered += one.output.request_id in clients
                 if one.output.finished:

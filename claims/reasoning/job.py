@@ -12,7 +12,8 @@ from typing import Any
 
 from rich.table import Table
 
-from saccade.adapters.vllm.options import KEY, ServeOptions
+from saccade.adapters.vllm.engine_settings import engine_settings
+from saccade.adapters.vllm.options import ServeOptions
 from saccade.adapters.vllm.server.serve import INSTALL
 from saccade.bench.synthetic import prepare_process
 from saccade.bench.variants import STOCK
@@ -128,7 +129,7 @@ class Reasoning:
 
         told: dict[str, Any] = {"model": self.study.model, "dtype": self.study.subject.dtype_name, "seed": self.seed}
         if policy is not None:
-            told |= {"additional_config": {KEY: ServeOptions(policy).to_dict()}, "attention_backend": "CUSTOM"}
+            told |= engine_settings(ServeOptions(policy), told["model"])
         sizes = {"max_num_seqs": ROWS, "max_model_len": self.longest, "gpu_memory_utilization": self.memory}
         llm = vllm.LLM(**sizes, **told)
         try:

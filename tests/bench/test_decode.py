@@ -16,8 +16,8 @@ from commands import Fails, invoker
 from saccade.bench import baselines, decode, variants
 from saccade.bench.baselines import STOCK, Baseline
 from saccade.bench.decode import BenchJob, BenchSettings
-from saccade.checkpoints.presets import SHAPES, random_model, read_config
-from saccade.cli import app, options
+from saccade.checkpoints.presets import random_model, read_config
+from saccade.cli import app
 from saccade.errors import SaccadeError
 from saccade.methods.policy import Policy
 
@@ -224,10 +224,6 @@ def test_first_layers_of_a_preset() -> None:
     few = read_config("qwen3-next-80b:8:64")
     assert (few.num_hidden_layers, few.num_experts, few.num_experts_per_tok) == (8, 64, 10)
     assert read_config("gpt-oss-20b:8:16").num_local_experts == 16
-
-
-def test_help_names_every_preset() -> None:
-    assert options.PRESETS.split(", ") == list(SHAPES)
 
 
 def test_presets_build() -> None:

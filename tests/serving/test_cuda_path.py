@@ -30,6 +30,7 @@ from saccade.adapters.vllm.worker.cuda import SaccadeFlashBackend, SaccadeFlashB
 from saccade.adapters.vllm.worker.mixed_step import prepare
 from saccade.adapters.vllm.worker.page_bounds import BlockBounds
 from saccade.adapters.vllm.worker.requests import RequestRow
+from saccade.adapters.vllm.worker.tokens import ALL, Tokens
 from saccade.errors import ServingError
 from saccade.types import Rows
 
@@ -108,7 +109,7 @@ def test_dense_layers_of_a_mixed_step_are_vllms(monkeypatch: pytest.MonkeyPatch)
     # Layers whose heads are all dense are vLLM's, for all rows.
     for layer in (0, 1):
         dense = step.part(layer)
-        assert (dense.parent_tokens, dense.sparse) == (None, None)
+        assert (dense.parent_tokens, dense.sparse) == (ALL, None)
         assert dense.parent.seq_lens.tolist() == [130, 103, 152, 99]
     assert step.part(2) == step.part(LAYERS - 1)
 
@@ -137,14 +138,14 @@ def test_a_step_without_decoding_rows_is_the_parents(monkeypatch: pytest.MonkeyP
     step = prepare(engine.builder.sparse, common, lambda given, _: seen.append(given) or "parent")  # type: ignore[func-returns-value]
     assert seen == [common]
     part = step.part(0)
-    assert (part.parent, part.parent_tokens, part.sparse) == ("parent", None, None)
+    assert (part.parent, part.parent_tokens, part.sparse) == ("parent", ALL, None)
 
 
 def test_rows_without_tokens_belong_to_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
     engine = CudaEngine(monkeypatch, PAGES)
     part = engine.prepared(engine.metadata([Row(0, 152), Row(3, 9, 9, True), Row(1, 0, 0)])).part(2)
     assert part.parent.seq_lens.tolist() == [9]
-    assert (part.sparse.tokens, part.parent_tokens) == (slice(0, 1), slice(1, 10))
+    assert (part.sparse.tokens, part.parent_tokens) == (Tokens(slice(0, 1)), Tokens(slice(1, 10)))
 
 
 @pytest.mark.parametrize(

@@ -86,7 +86,7 @@ def test_a_draft_renewed_in_place_is_one_made_anew(policy: str, monkeypatch: pyt
                     lambda one, parent: parents.append(parent) or stock(one, parent),
                 ):
                     builder.update_draft_decode_metadata(step)
-                assert parents[-1] is step.parent
+                assert parents[-1] is step.dense
             starts = [written.start.tolist() for written in step.written]
             assert starts == ([[158 + number, 108 + number, -1]] if policy == PAGES else [])
             qkv = engine.random_qkv(3)
@@ -126,7 +126,7 @@ def test_what_verifies_stays_where_it_is_and_bounds_what_it_writes(monkeypatch: 
             DRAFTS + 1,
             common.block_table_tensor.data_ptr(),
         )
-        assert step.part(0).parent is step.part(11).parent is step.parent
+        assert step.part(0).parent is step.part(11).parent is step.most.parent
         places.append((written.start.data_ptr(), written.rows.row_start.data_ptr()))
     assert places[0] == places[1]
     engine.layers_of(step, common, engine.random_qkv(3 * (DRAFTS + 1)))

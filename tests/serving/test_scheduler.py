@@ -23,7 +23,7 @@ from saccade.adapters.vllm import checks
 from saccade.adapters.vllm.cache_spec import SaccadeAttentionSpec
 from saccade.adapters.vllm.checks import SCHEDULER, reasons_against_rectifying
 from saccade.adapters.vllm.options import ServeOptions
-from saccade.adapters.vllm.scheduler import RectifyingScheduler
+from saccade.adapters.vllm.scheduler import RectifyingScheduler, rectifying
 from saccade.adapters.vllm.scheduler.held import HeldTokens
 from saccade.adapters.vllm.scheduler.rectifying import AheadScheduler
 from saccade.plans.rectify import Rectify
@@ -204,14 +204,14 @@ def test_model_runner_v2_is_sent_passes_as_new_requests() -> None:
     assert not output.finished_req_ids
 
 
-def test_counters_are_observed() -> None:
+def test_counters_are_exported(monkeypatch: pytest.MonkeyPatch) -> None:
     counted: dict[str, int] = defaultdict(int)
 
-    class Watched(RectifyingScheduler):
-        def observe(self, name: str, amount: int) -> None:
-            counted[name] += amount
+    def count(name: str, amount: int) -> None:
+        counted[name] += amount
 
-    engine = Engine("quest:budget=16,rectify=5", blocks=30, scheduler_cls=Watched)
+    monkeypatch.setattr(rectifying.metrics, "count", count)
+    engine = Engine("quest:budget=16,rectify=5", blocks=30)
     for index in range(4):
         engine.add(str(index), prompt(9, 50 * index), 40)
     engine.finish()

@@ -80,7 +80,7 @@ def test_rectification_brings_its_scheduler() -> None:
     assert not server.args.additional_config["saccade"]["rectify_together"]
     with pytest.MonkeyPatch.context() as patch:
         # As on a GPU, where model runner V2 is.
-        patch.setattr("saccade.adapters.vllm.server.serve.rectifies_ahead", lambda config: True)
+        patch.setattr("saccade.adapters.vllm.engine_settings.rectifies_ahead", lambda config: True)
         assert made(policy="quest:budget=64,rectify=8").args.async_scheduling is None, "as vLLM chooses"
     assert made(policy="quest:rectify=8", rectify_together=True).args.additional_config["saccade"]["rectify_together"]
 

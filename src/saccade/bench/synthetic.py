@@ -8,10 +8,9 @@ from collections.abc import Iterable
 from statistics import fmean
 from typing import Any
 
-from ..adapters.vllm.checks import FULL_KIND, SCHEDULER, captured_for, rectifies_ahead
-from ..adapters.vllm.lossless import ADAPTIVE, BY_BATCH, BY_CHANCE, speculation
-from ..adapters.vllm.lossless import WORKER as LOSSLESS
-from ..adapters.vllm.options import KEY, ServeOptions
+from ..adapters.vllm.engine_settings import engine_settings, of_passes
+from ..adapters.vllm.lossless import BY_BATCH, BY_CHANCE
+from ..adapters.vllm.options import ServeOptions
 from ..errors import SaccadeError
 
 WORKER = "saccade.bench.vllm_worker.SyntheticWorker"
@@ -69,24 +68,17 @@ class Engine:
 
         ours: dict[str, Any] = {}
         if options is not None:
-            backend = {"attention_config": {"backend_per_kind": {FULL_KIND: "CUSTOM"}}}
-            ours = {**(backend if apart else {"attention_backend": "CUSTOM"})}
-            ours["additional_config"] = {KEY: options.to_dict()}
+            ours = engine_settings(options, settings["model"], apart=apart, fixed=not adaptive)
             if options.drafts:
-                told = speculation(settings["model"], options.drafts, fixed=not adaptive)
+                told = ours["speculative_config"]
                 if draft_rate is not None:
                     rates = [draft_rate**number for number in range(1, told["num_speculative_tokens"] + 1)]
                     told |= {"rejection_sample_method": BY_CHANCE, "synthetic_acceptance_rates": rates}
-                ours |= {"worker_cls": LOSSLESS, "speculative_config": told}
                 if adaptive:
                     settings["max_num_seqs"] = max(settings["max_num_seqs"], len(told[BY_BATCH]))
-                    ours["scheduler_cls"] = ADAPTIVE
             if options.rewrites is not None:
-                ours |= {"scheduler_cls": SCHEDULER}
-                # As a server would be started.
                 config = EngineArgs(load_format="dummy", **{**settings, **ours}).create_engine_config()
-                ours |= {} if rectifies_ahead(config) else {"async_scheduling": False}
-                ours["cudagraph_capture_sizes"] = captured_for(config, options.rewrites)
+                ours |= of_passes(config, options.rewrites)
         self.llm = vllm.LLM(
             load_format="dummy",
             enable_chunked_prefill=True,

@@ -9,7 +9,8 @@ from rich import box
 from rich.table import Table
 
 from ..checkpoints.load import ModelSource, skeleton_of
-from ..checkpoints.presets import SHAPES, is_preset, read_config
+from ..checkpoints.preset_sizes import PRESETS
+from ..checkpoints.presets import is_preset, read_config
 from ..checkpoints.shape import shape_of
 from ..checkpoints.traffic import expert_weights, experts_chosen, state_bytes, weights_read
 from ..errors import ModelFolderError, SaccadeError
@@ -96,7 +97,7 @@ def _config(name: str | None) -> Any:
         # Weights are not needed, so a folder with a configuration is enough.
         return ModelSource.locate(name, weights=False).config()
     except ModelFolderError as error:
-        raise ModelFolderError(f"{error}; a preset is one of {', '.join(SHAPES)}") from error
+        raise ModelFolderError(f"{error}; a preset is one of {PRESETS}") from error
 
 
 def _table(title: str, costs: dict[str, Cost]) -> Table:

@@ -8,6 +8,8 @@ from typing import Annotated, Any
 
 import typer
 
+from ..checkpoints.preset_sizes import PRESETS
+
 
 def at_least(minimum: int, maximum: int = 2**31 - 1) -> Callable[[str], int]:
     """A parser of whole numbers whose error names the value and the valid ones."""
@@ -106,11 +108,6 @@ RecipePath = Annotated[
 ]
 
 # Of benchmarks. Lists repeat, or are joined by commas.
-PRESETS = (
-    "smollm2-135m, llama-3.2-1b, llama-3.1-8b, qwen3-8b, qwen3-30b-a3b, glm-4-9b-1m, gemma-3-12b, gpt-oss-20b, "
-    "qwen3-next-80b"
-)
-"""`checkpoints.presets.SHAPES`, which `--help` does not wait for."""
 Shape = Annotated[
     str,
     words("NAME_OR_DIR", f"{PRESETS}, or a folder; NAME:LAYERS:EXPERTS for its first layers, with so many experts."),

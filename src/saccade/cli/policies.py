@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import Annotated, Any
 
+from ..checkpoints.preset_sizes import PRESETS
 from ..errors import SaccadeError
-from .options import PRESETS, count, flag, number, words
+from .options import count, flag, number, words
 
 
 def policies(

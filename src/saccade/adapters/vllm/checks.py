@@ -19,7 +19,7 @@ from ...selection.scorers.page_bounds import PageBounds
 from ...types import CHUNKED, FULL, SLIDING, KVView, Rows
 from .cache_dtype import FP8, VALID, bounds_bytes, number_type, reasons_against_dtype
 from .lossless import unmet_by_drafts
-from .options import CAPTURED, CYCLES, ServeOptions, shape_of
+from .options import CYCLES, ServeOptions, shape_of
 from .vllm_api import check_interfaces, problem
 
 SCHEDULER = "saccade.adapters.vllm.scheduler.RectifyingScheduler"
@@ -340,20 +340,6 @@ def reasons_against_rectifying(vllm_config: Any, rectify: Rectify) -> list[str]:
 def rectifies_ahead(vllm_config: Any) -> bool:
     """Whether dense passes can be scheduled before the step ahead of them is done."""
     return bool(vllm_config.use_v2_model_runner and not vllm_config.model_config.uses_mrope)
-
-
-def captured_for(vllm_config: Any, rectify: Rectify) -> list[int] | None:
-    """`--cudagraph-capture-sizes` with which a dense pass of all rows, `every` + 1 tokens each, is captured.
-
-    vLLM's own choice ends at twice the rows; beyond it the host launches kernel by kernel. None: enough is captured, or
-    nothing is.
-    """
-    held, scheduling = vllm_config.compilation_config.cudagraph_capture_sizes, vllm_config.scheduler_config
-    wanted = min(CAPTURED, (rectify.every + 1) * scheduling.max_num_seqs, scheduling.max_num_batched_tokens)
-    if not held or max(held) >= wanted:
-        return None
-    # As dense as vLLM's own list.
-    return sorted({*held, wanted, *range(8, min(wanted, 256), 8), *range(256, wanted, 16)})
 
 
 def plan_of(vllm_config: Any, options: ServeOptions) -> Plan:

@@ -9,7 +9,6 @@ opted out), anything else is dense. This file counts by the same rule.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from typing import Any
 
 from vllm.v1.core.sched.async_scheduler import AsyncScheduler
@@ -69,7 +68,7 @@ class RectifyingScheduler(Scheduler):
         self.rectifications = self.rectified_tokens = self.preemptions = 0
         if rectify is not None:
             for name in ("rectifications", "rectified_tokens", "preemptions"):
-                self.observe(name, 0)
+                self._count(name, 0)
         super().__init__(vllm_config, kv_cache_config, *args, **kwargs)
 
     def add_request(self, request: Request) -> None:
@@ -78,10 +77,6 @@ class RectifyingScheduler(Scheduler):
             block = self.kv_cache_manager.block_pool.hash_block_size
             clean.keep_private(request, request.num_prompt_tokens, block)
         super().add_request(request)
-
-    def observe(self, name: str, amount: int) -> None:
-        """Called when the counter `name` has grown by `amount`."""
-        metrics.count(name, amount)
 
     def schedule(self, *args: Any, **kwargs: Any) -> SchedulerOutput:
         """One step of vLLM's scheduler, in which those whose turn it is run their unclean tokens again."""
@@ -190,14 +185,12 @@ class RectifyingScheduler(Scheduler):
         rewound = [request_id for request_id in output.scheduled_cached_reqs.req_ids if request_id in self._rewound]
         if not rewound:
             return
-        output.scheduled_cached_reqs = _without(output.scheduled_cached_reqs, rewound)
+        output.scheduled_cached_reqs = _without(output.scheduled_cached_reqs, {*rewound})
         for request_id in rewound:
             request, blocks = self.requests[request_id], self.kv_cache_manager.get_block_ids(request_id)
             mrope = self.model_uses_mrope
-            ids: Any = HeldTokens(request.all_token_ids[0], _length(request))
-            if mrope:
-                # Positions are computed anew from the tokens.
-                ids = list(request.all_token_ids)
+            # Of M-RoPE positions are computed anew, from the tokens.
+            ids: Any = [*request.all_token_ids] if mrope else HeldTokens(request.all_token_ids[0], _length(request))
             output.scheduled_new_reqs.append(NewRequestData.from_request(request, blocks, ids, uses_mrope=mrope))
 
     def _preempt_request(self, request: Request, *args: Any, **kwargs: Any) -> None:
@@ -229,7 +222,7 @@ class RectifyingScheduler(Scheduler):
 
     def _count(self, name: str, amount: int) -> None:
         setattr(self, name, getattr(self, name) + amount)
-        self.observe(name, amount)
+        metrics.count(name, amount)
 
 
 class AheadScheduler(RectifyingScheduler, AsyncScheduler):
@@ -260,9 +253,8 @@ def _covered_by(kv_cache_config: Any) -> int:
     return min(covered)
 
 
-def _without(data: CachedRequestData, dropped: Iterable[str]) -> CachedRequestData:
+def _without(data: CachedRequestData, gone: set[str]) -> CachedRequestData:
     """What is sent of running requests, less some of them."""
-    gone = set(dropped)
     kept = [index for index, request_id in enumerate(data.req_ids) if request_id not in gone]
     return CachedRequestData(
         req_ids=[data.req_ids[index] for index in kept],

@@ -25,19 +25,9 @@ from ....errors import SaccadeError, ServingError, install, meant
 from ....methods.policy import Policy
 from ....recipes import resolve as recipes
 from ....types import ModelShape
-from ..checks import (
-    FULL_KIND,
-    SCHEDULER,
-    captured_for,
-    plan_of,
-    reasons_against,
-    reasons_against_search,
-    rectifies_ahead,
-    refuse_detached,
-    unit,
-    windows_apart,
-)
-from ..lossless import ADAPTIVE, BY_BATCH, WORKER, rows_with_graphs, speculation
+from ..checks import FULL_KIND, plan_of, reasons_against, reasons_against_search, refuse_detached, unit, windows_apart
+from ..engine_settings import engine_settings, of_passes
+from ..lossless import BY_BATCH, rows_with_graphs
 from ..options import KEY, ServeOptions, shape_of
 from ..vllm_api import check_interfaces, lent
 from .named import missing
@@ -245,25 +235,28 @@ def _fill(args: Namespace, options: ServeOptions, *, bundled: bool) -> None:
     from vllm import envs
     from vllm.platforms import current_platform
 
-    args.additional_config = {**(args.additional_config or {}), KEY: options.to_dict()}
-    if args.host is None and args.uds is None:
-        args.host = HOST
-    if options.rewrites is not None:
-        args.scheduler_cls = SCHEDULER if args.scheduler_cls is None else args.scheduler_cls
+    fixed = args.speculative_config is not None and BY_BATCH not in args.speculative_config
+    given = engine_settings(options, str(args.model), fixed=fixed)
+    args.additional_config = {**(args.additional_config or {}), **given["additional_config"]}
+    # Which layers are ours the model says: `_choose_backend`.
+    del given["attention_backend"]
+    if args.uds is None:
+        given["host"] = HOST
     if options.drafts:
-        args.worker_cls = WORKER if args.worker_cls == "auto" else args.worker_cls
-        if args.speculative_config is None:
-            args.speculative_config = speculation(str(args.model), options.drafts)
-        if args.scheduler_cls is None and BY_BATCH in args.speculative_config:
-            args.scheduler_cls = ADAPTIVE
-        if args.max_num_seqs is None:
-            args.max_num_seqs = rows_with_graphs(options.drafts)
-    if bundled and args.served_model_name is None:
-        args.served_model_name = [BUNDLED]
+        given["max_num_seqs"] = rows_with_graphs(options.drafts)
+    if bundled:
+        given["served_model_name"] = [BUNDLED]
     if bundled and current_platform.is_cpu():
-        args.dtype = "float32" if args.dtype == "auto" else args.dtype
-        if args.kv_cache_memory_bytes is None and not envs.VLLM_CPU_KVCACHE_SPACE:
-            args.kv_cache_memory_bytes = BUNDLED_CACHE
+        given["dtype"] = "float32"
+        given["kv_cache_memory_bytes"] = None if envs.VLLM_CPU_KVCACHE_SPACE else BUNDLED_CACHE
+    _take(args, given)
+
+
+def _take(args: Namespace, given: Mapping[str, Any]) -> bool:
+    """Put in what the user has left open; whether anything is new."""
+    new = {name: value for name, value in given.items() if getattr(args, name) in (None, "auto")}
+    vars(args).update(new)
+    return bool(new)
 
 
 def _choose_backend(args: Namespace) -> None:
@@ -286,15 +279,11 @@ def _config(args: Namespace, options: ServeOptions) -> Any:
     if ours and current_platform.is_cpu():
         args.block_size = unit()
     config = _made(args)
-    if options.rewrites is not None:
-        before = args.async_scheduling, args.cudagraph_capture_sizes
-        if args.async_scheduling is None and not rectifies_ahead(config):
-            args.async_scheduling = False
-        told = (args, args.compilation_config)
-        if not any(one.cudagraph_capture_sizes or one.max_cudagraph_capture_size for one in told):
-            args.cudagraph_capture_sizes = captured_for(config, options.rewrites)
-        if (args.async_scheduling, args.cudagraph_capture_sizes) != before:
-            config = _made(args)
+    given, told = of_passes(config, options.rewrites), (args, args.compilation_config)
+    if any(one.cudagraph_capture_sizes or one.max_cudagraph_capture_size for one in told):
+        given.pop("cudagraph_capture_sizes", None)
+    if _take(args, given):
+        config = _made(args)
     try:
         plan = plan_of(config, options)
     except SaccadeError:

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable, Mapping
-from functools import cache
-from types import MappingProxyType
+from collections.abc import Callable
+from functools import cache, cached_property
 from typing import Any
 from weakref import ref
 
@@ -74,7 +73,7 @@ class SparseBuilder:
     sparse: SparseRows
     verifies = False
     """Whether it makes steps of a lossless engine's target, which are dense; its drafts have a builder of theirs."""
-    _layers: Mapping[int, Any] = MappingProxyType({})
+    _room: Tensor | None = None
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -88,11 +87,13 @@ class SparseBuilder:
                 f"{', '.join(map(str, told))} of this model a policy selects together"
             )
 
+    @cached_property
+    def _layers(self) -> dict[int, Any]:
+        layers = get_layers_from_vllm_config(self.vllm_config, Attention, self.layer_names)
+        return {extract_layer_index(name): layer for name, layer in layers.items()}
+
     def view(self, number: int, rows: Rows) -> KVView:
         """The cache of a layer, by its number in the model, as some rows see it."""
-        if not self._layers:
-            layers = get_layers_from_vllm_config(self.vllm_config, Attention, self.layer_names)
-            self._layers = {extract_layer_index(name): layer for name, layer in layers.items()}
         layer = self._layers[number]
         kv: KVView = layer.impl.view(layer, layer.kv_cache, rows)
         return kv
@@ -108,7 +109,7 @@ class SparseBuilder:
     def prepare(self, common: Any, build_parent: BuildParent) -> Step:
         """The step that vLLM's `CommonAttentionMetadata` describes."""
         if self.verifies:
-            return dense_step.prepare(self.sparse, common, build_parent)
+            return dense_step.prepare(self.sparse, common, build_parent, self._room)
         return prepare(self.sparse, common, build_parent)
 
 
@@ -174,27 +175,16 @@ class SparseLayer:
         for written in step.written:
             self.refresh(layer, kv_cache, written)
         part = step.part(number)
-        tokens = part.parent_tokens
-        if part.parent is not None and tokens is None:
-            self.stock(layer, query, key, value, kv_cache, part.parent, output, *args, **kwargs)
-        elif part.parent is not None and isinstance(tokens, Tensor):
-            own_output = output.new_empty((tokens.shape[0], *output.shape[1:]))
-            mine = (tensor.index_select(0, tokens) for tensor in (query, key, value))
-            self.stock(layer, *mine, kv_cache, part.parent, own_output, *args, **kwargs)
-            output.index_copy_(0, tokens, own_output)
-        elif part.parent is not None:
-            mine = (tensor[tokens] for tensor in (query, key, value))
-            self.stock(layer, *mine, kv_cache, part.parent, output[tokens], *args, **kwargs)
-        sparse, count = part.sparse, step.num_actual_tokens
+        if part.parent is not None:
+            told = (*map(part.parent_tokens.of, (query, key, value)), kv_cache, part.parent)
+            part.parent_tokens.fill(output, lambda own: self.stock(layer, *told, own, *args, **kwargs))
+        sparse = part.sparse
         if sparse is not None:
-            own, kv = slice(count) if sparse.tokens is None else sparse.tokens, self.view(layer, kv_cache, sparse.rows)
             if query.itemsize == 1:  # vLLM's layer has quantised it
                 query = digits(query, layer._q_scale).to(output.dtype)
+            q, kv = sparse.tokens.of(query), self.view(layer, kv_cache, sparse.rows)
             softmax = Softmax(self.scale, self.sinks, self.logits_soft_cap or None)
-            if isinstance(own, slice):
-                attend(sparse.state, number, query[own], kv, softmax, out=output[own])
-            else:
-                output.index_copy_(0, own, attend(sparse.state, number, query.index_select(0, own), kv, softmax))
+            sparse.tokens.fill(output, lambda own: attend(sparse.state, number, q, kv, softmax, out=own))
         if self.serving.metrics is not None:
             self.serving.metrics.layer_done(number)
         return output

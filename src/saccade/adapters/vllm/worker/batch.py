@@ -83,5 +83,10 @@ class Batch:
 
     def picked(self, chosen: list[int], table: Tensor, lengths: Tensor) -> Rows:
         """Some rows of a step, whose blocks and lengths of all rows are given; the host knows their lengths."""
-        where = async_tensor_h2d(chosen, table.device, torch.int64)
-        return self.rows(chosen, table.index_select(0, where), lengths.index_select(0, where))
+        return self.rows(chosen, *selected(chosen, table, lengths))
+
+
+def selected(rows: list[int], *tensors: Tensor) -> list[Tensor]:
+    """Some rows of tensors that share a device."""
+    where = async_tensor_h2d(rows, tensors[0].device, torch.int64)
+    return [tensor.index_select(0, where) for tensor in tensors]

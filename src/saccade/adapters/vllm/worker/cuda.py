@@ -20,9 +20,8 @@ from ....decode.capture import reasons_against_capture
 from ....types import KVView, Rows, Workspace
 from ..cache_dtype import FP8, as_numbers
 from ..options import drafts_with
-from . import dense_step
 from .backend import SparseBackend, SparseBuilder, SparseLayer
-from .decode_step import DecodeStep, DecodeSteps
+from .decode_step import DecodeSteps
 from .room import room_of
 from .sparse import SparseRows
 from .step import BuildParent, Step
@@ -52,7 +51,6 @@ class SaccadeFlashBuilder(SparseBuilder, FlashAttentionMetadataBuilder):
 
     def __init__(self, kv_cache_spec: Any, layer_names: list[str], vllm_config: Any, device: torch.device) -> None:
         super().__init__(kv_cache_spec, layer_names, vllm_config, device)
-        self._decode_steps: DecodeSteps | None = None
         reasons, longest, room = reasons_of(vllm_config), vllm_config.model_config.max_model_len, room_of(vllm_config)
         captured = vllm_config.compilation_config.max_cudagraph_capture_size or 0
         most = max(vllm_config.scheduler_config.max_num_seqs, captured)
@@ -67,8 +65,7 @@ class SaccadeFlashBuilder(SparseBuilder, FlashAttentionMetadataBuilder):
             rows=most,
             workspace=Workspace.of(most, self.num_heads_q, device) if fixed else None,
         )
-        if fixed:
-            self._decode_steps = DecodeSteps(self.sparse, most, longest, device)
+        self._decode_steps = DecodeSteps(self.sparse, most, longest, device) if fixed else None
         if vllm_config.parallel_config.rank == 0 and not self.verifies:
             told = f"not part of CUDA graphs: {'; '.join(reasons)}" if reasons else f"part of CUDA graphs{room.told}"
             logger.info("saccade: %s are %s", "drafts" if drafts_with(vllm_config) else "decoding steps", told)
@@ -83,18 +80,17 @@ class SaccadeFlashBuilder(SparseBuilder, FlashAttentionMetadataBuilder):
     def prepare(self, common: Any, build_parent: BuildParent) -> Step:
         # What this step writes may lie where the step before has read.
         self.sparse.sampling.measure_kept()
-        if self.verifies:
-            return dense_step.prepare(self.sparse, common, build_parent, self._room)
         if self._decode_steps is None or common.max_query_len > 1:
             return super().prepare(common, build_parent)
         return self._decode_steps.prepare(common, build_parent)
 
-    def update_draft_decode_metadata(self, metadata: DecodeStep) -> None:
+    def update_draft_decode_metadata(self, metadata: Step) -> None:
         """Bring a step up to rows that have grown on the device."""
-        assert self._decode_steps is not None, "this is said not to be supported"
-        if metadata.written:
-            self._decode_steps.latest(metadata.sparse.rows)
-        super().update_draft_decode_metadata(metadata.parent)
+        sparse = metadata.most.sparse
+        assert self._decode_steps is not None and sparse is not None, "this is said not to be supported"
+        if self.sparse.serving.page is not None:
+            self._decode_steps.latest(sparse.rows)
+        super().update_draft_decode_metadata(metadata.dense)
 
 
 class SaccadeFlashAttention(SparseLayer, FlashAttentionImpl):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -10,31 +9,8 @@ from torch import Tensor
 from vllm.utils.torch_utils import async_tensor_h2d
 
 from ....types import Rows
-from .sparse import Sparse, SparseRows
-from .step import BuildParent, Part, Written
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class DecodeStep:
-    """A `Step` in which every row has one new token, or none where it pads the batch.
-
-    Attributes:
-        parent: metadata of vLLM's own kernel for all rows, in layers whose heads are all dense.
-        sparse: all rows; those that do not decode under the policy are `whole`.
-        written: none where no bounds follow what is written.
-    """
-
-    parent: Any
-    sparse: Sparse
-    written: tuple[Written, ...]
-    num_actual_tokens: int
-
-    def part(self, layer: int) -> Part:
-        state = self.sparse.state
-        if state.plan.roles.passive[layer]:
-            state.passed(layer, self.sparse.rows)
-            return Part(self.parent, None, None)
-        return Part(None, None, self.sparse)
+from .sparse import SparseRows
+from .step import BuildParent, Part, Step, Written
 
 
 class DecodeSteps:
@@ -52,7 +28,7 @@ class DecodeSteps:
         self._whole = torch.zeros(rows, dtype=torch.bool, device=device)
         self._flags = [False] * rows
 
-    def prepare(self, common: Any, build_parent: BuildParent) -> DecodeStep:
+    def prepare(self, common: Any, build_parent: BuildParent) -> Step:
         """The metadata of a step from vLLM's `CommonAttentionMetadata`."""
         count, batch = common.num_reqs, self._sparse.batch(common)
         whole = self._sparse.whole(batch)
@@ -69,9 +45,8 @@ class DecodeSteps:
         )
         written = () if self._sparse.serving.page is None else (Written(rows, self.latest(rows), 1),)
         # Where no layer is left to vLLM's kernel, nobody reads its schedule, which takes three launches.
-        parent = build_parent(common, not self._sparse.leaves_layers)
-        # A position for every row: those that pad the batch come last.
-        return DecodeStep(parent, self._sparse.all_of(batch, whole, rows), written, count)
+        dense = build_parent(common, not self._sparse.leaves_layers)
+        return Step(Part(None, self._sparse.all_of(batch, whole, rows)), written, dense)
 
     def latest(self, rows: Rows) -> Tensor:
         """Positions of the latest tokens, int32 `[B]`, from lengths on the device to where steps look for them."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -11,22 +10,10 @@ from torch import Tensor
 from ....types import Rows
 from .mixed_step import written_in
 from .sparse import SparseRows
-from .step import BuildParent, Part, Written
+from .step import BuildParent, Part, Step, Written
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class DenseStep:
-    """A `Step` in which all rows attend to everything; `parent` is the metadata of vLLM's own kernel for them."""
-
-    parent: Any
-    written: tuple[Written, ...]
-    num_actual_tokens: int
-
-    def part(self, layer: int) -> Part:
-        return Part(self.parent, None, None)
-
-
-def prepare(rows: SparseRows, common: Any, build_parent: BuildParent, room: Tensor | None = None) -> DenseStep:
+def prepare(rows: SparseRows, common: Any, build_parent: BuildParent, room: Tensor | None) -> Step:
     """The step that vLLM's `CommonAttentionMetadata` describes; pages are bounded anew where they are written.
 
     An index in slots takes in what stands for sure. The rows are read on the host only where there is one, or bounds.
@@ -41,7 +28,7 @@ def prepare(rows: SparseRows, common: Any, build_parent: BuildParent, room: Tens
         written = (_in_place(common, room, rows.config.model_config.max_model_len),)
     else:
         written = written_in(common, batch or rows.batch(common), serving.page)
-    return DenseStep(build_parent(common, False), written, common.num_actual_tokens)
+    return Step(Part(build_parent(common, False)), written)
 
 
 def _in_place(common: Any, room: Tensor, longest: int) -> Written:

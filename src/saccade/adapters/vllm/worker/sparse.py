@@ -16,6 +16,7 @@ from .requests import requests_of
 from .room import Room
 from .sampling import Sampling
 from .slots import RequestSlots
+from .tokens import Tokens
 from .verified import VerifiedSlots
 from .worker import serving_of
 
@@ -24,11 +25,11 @@ _SHARED = "_saccade_slots"
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Sparse:
-    """Rows that decode under the policy; `tokens`, int64 or a slice, are their places in the flat batch; None: all."""
+    """Rows that decode under the policy, and their tokens."""
 
     state: DecodeState
     rows: Rows
-    tokens: Tensor | slice | None
+    tokens: Tokens
 
 
 class SparseRows:
@@ -99,7 +100,10 @@ class SparseRows:
     def chosen(self, batch: Batch) -> list[int]:
         """Rows that select in a mixed step: those that decode and are not covered."""
         pairs = zip(self._searching(batch), batch.lengths, strict=True)
-        return [row for row, (decodes, length) in enumerate(pairs) if decodes and not self.covers(length)]
+        chosen = [row for row, (decodes, length) in enumerate(pairs) if decodes and not self.covers(length)]
+        self._report(batch, chosen)
+        self.serving.attended.begin(bool(chosen))
+        return chosen
 
     def whole(self, batch: Batch) -> list[bool]:
         """Which rows of a step of one new token each do not decode under the policy; not those that pad the batch."""
@@ -117,20 +121,11 @@ class SparseRows:
         self.sampling.sample(batch, whole, rows)
         self._state.observers = self.sampling.keeping
         self._state.begin(0)
-        return Sparse(self._state, rows, None)
+        # A position for every row: those that pad the batch come last.
+        return Sparse(self._state, rows, Tokens(slice(rows.batch)))
 
-    def of(
-        self, batch: Batch, chosen: list[int], table: Tensor, lengths: Tensor, tokens: Tensor | slice | None
-    ) -> Sparse | None:
-        """How the S chosen rows of a mixed step decode; None if there are none.
-
-        Their blocks are int32 `[S, n]`, their lengths int32 `[S]`, `tokens` int64 `[S]` or a slice, their positions in
-        the flat batch; None: all, in order.
-        """
-        self._report(batch, chosen)
-        self.serving.attended.begin(bool(chosen))
-        if not chosen:
-            return None
+    def of(self, batch: Batch, chosen: list[int], table: Tensor, lengths: Tensor, tokens: Tokens) -> Sparse:
+        """How the S chosen rows of a mixed step decode, with blocks int32 `[S, n]` and lengths int32 `[S]`."""
         rows = batch.rows(chosen, table, lengths, longest=self._longest)
         if self.slots is not None:
             self.slots.place([batch.requests[row] for row in chosen], rows)

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 from torch import Tensor
 
 from ....types import Rows
 from .sparse import Sparse
+from .tokens import ALL, Tokens
 
 BuildParent = Callable[[Any, bool], Any]
 """Makes the metadata of vLLM's own kernel from a `CommonAttentionMetadata`.
@@ -39,30 +40,35 @@ class Part:
 
     Attributes:
         parent: metadata of vLLM's own kernel for the rows that attend to everything; None if there are none.
-        parent_tokens: their positions in the flat batch, int64, or where they follow each other a slice; None: all.
         sparse: the rows that decode under the policy; None if there are none.
+        parent_tokens: those that the parent answers.
     """
 
     parent: Any | None
-    parent_tokens: Tensor | slice | None
-    sparse: Sparse | None
+    sparse: Sparse | None = None
+    parent_tokens: Tokens = ALL
 
 
-class Step(Protocol):
+@dataclass(frozen=True, slots=True, eq=False)
+class Step:
     """A step, which all layers of an attention group share.
 
     Attributes:
+        most: who answers in all layers but those that are `dense`.
         written: its new tokens, rows with one apart from rows with many, so that none is padded to the others; none
             where no bounds of pages follow them.
-        num_actual_tokens: positions of the flat batch that rows have; in a captured step with those of its padding.
+        dense: metadata of vLLM's own kernel for all rows, which answers in layers whose heads are all dense; None: as
+            in the others.
     """
 
-    @property
-    def written(self) -> tuple[Written, ...]: ...
-
-    @property
-    def num_actual_tokens(self) -> int: ...
+    most: Part
+    written: tuple[Written, ...]
+    dense: Any | None = None
 
     def part(self, layer: int) -> Part:
         """Who answers in a layer, by its number in the model; layers ask once each, in order."""
-        ...
+        sparse = self.most.sparse
+        if self.dense is None or sparse is None or not sparse.state.plan.roles.passive[layer]:
+            return self.most
+        sparse.state.passed(layer, sparse.rows)
+        return Part(self.dense)
