@@ -246,7 +246,7 @@ def plan(q: Tensor, lower: Tensor, upper: Tensor, pooling: Pooling) -> Plan:
     group, dims = q.shape[1] // lower.shape[1], max(triton.next_power_of_2(q.shape[2]), 16)
     exact = all(bounds.dtype == q.dtype or bounds.element_size() == 1 for bounds in (lower, upper))
     if q.dtype in _HALVES and exact and pooling != "mean" and 2 < group <= 32:
-        return Plan(dot=True, pages=max(8192 // dims, 16), tiles=2, warps=2, stages=3)
+        return Plan(dot=True, pages=max(4096 // dims, 16), tiles=2, warps=2, stages=3)
     return Plan(dot=False, pages=max(2048 // dims, 1), tiles=4, warps=2, stages=1)
 
 
