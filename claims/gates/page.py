@@ -18,7 +18,6 @@ from .variants import DIRECT_SHARE, VARIANTS
 PICTURE = "gates.svg"
 """In docs/images."""
 
-
 WANTED: Results = {
     "runs": [{"variant": SHARE}, {"variant": DIRECT_SHARE}, {"variant": CODE}],
     "steps": 2000, "lengths": [1024, 6144], "task": "kv", "dtype": "bfloat16",
@@ -40,8 +39,9 @@ def command(trial: Results, model: str | None = None) -> str:
     return f"{train} && python -m claims roles {file}{same}{asked} && cp {file} docs/results{kept}"
 
 
-def section(results: Results) -> list[str]:
+def section(results: Results, model: str | None = None) -> list[str]:
     """Markdown: where each variant has ended, over its seeds, and the answers that its roles keep."""
+    file = "gates" if model is None else f"gates_{slug(model)}"
     budgets = results["answers"]["budgets"] if "answers" in results else []
     heads = ["gates", "scale", "expected open", "undecided", "above one half"]
     kept = ("those above one half", f"the best {results['target']}")
@@ -58,10 +58,10 @@ def section(results: Results) -> list[str]:
     own, heads_each = results["environment"], results["kv_heads"]
     told = f"{results['target']} gates of {len(results['layers']) * heads_each} wanted open beside the first layer's "
     told += f"{heads_each}, {steps}, {results['seeds']} seeds, least to most. {own['device']}, {own['dtype']}, torch "
-    told += f"{own['versions']['torch']}, {own['date'][:10]}. `{command(results)}` "
-    told += f"([gates.json](results/{stored('gates.json').name}))"
-    image = f"![Expected open gates, multiplier and loss over the steps of each training](images/{PICTURE})"
-    return [*table(heads, body, heads[:2]), "", told, "", image]
+    told += f"{own['versions']['torch']}, {own['date'][:10]}. `{command(results, model)}` "
+    told += f"([{file}.json](results/{stored(f'{file}.json').name}))"
+    image = ["", f"![Expected open gates, multiplier and loss over the steps of each training](images/{PICTURE})"]
+    return [*table(heads, body, heads[:2]), "", told, *image[: 2 * (model is None)]]
 
 
 def _between(values: Sequence[float], form: str) -> str:
