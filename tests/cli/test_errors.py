@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -43,6 +44,11 @@ def truncate(folder: Path) -> None:
     weights.write_bytes(weights.read_bytes()[:-100])
 
 
+def shards(folder: Path, places: dict[str, str]) -> None:
+    (folder / "model.safetensors").rename(folder / "model-1")
+    (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": places}))
+
+
 def forget_tokenizer(folder: Path) -> None:
     for path in folder.glob("tokenizer*"):
         path.unlink()
@@ -55,11 +61,13 @@ def forget_tokenizer(folder: Path) -> None:
         (lambda folder: (folder / "config.json").write_text('{"model_type": "nonsense"}'), "configuration"),
         (lambda folder: (folder / "config.json").write_text('{"model_type": "t5"}'), "no plain decoder"),
         (lambda folder: (folder / "model.safetensors").rename(folder / "pytorch_model.bin"), "model.safetensors"),
-        (lambda folder: (folder / "model.safetensors").write_bytes(b""), "truncated"),
         (truncate, "truncated"),
         (forget_tokenizer, "tokenizer"),
         (lambda folder: edited(folder / "tokenizer_config.json", eos_token=None), "eos_token"),
-        (lambda folder: edited(folder / "config.json", vocab_size=100), "100 embeddings"),
+        (lambda folder: edited(folder / "config.json", vocab_size=2047), "2047 embeddings"),
+        (lambda folder: edited(folder / "config.json", model_type="a", auto_map={"AutoConfig": "a.B"}), "custom code"),
+        (lambda folder: shards(folder, {}), "no weight_map"),
+        (lambda folder: shards(folder, {"a": "model-1", "b": "model-2"}), "model-2"),
     ],
 )
 def test_bad_model_folders(

@@ -27,10 +27,10 @@ from vllm.v1.attention.backends.flash_attn import FlashAttentionMetadataBuilder
 from host_reads import watching
 from saccade.adapters.vllm.worker import cuda, room
 from saccade.adapters.vllm.worker.cuda import SaccadeFlashBackend, SaccadeFlashBuilder
-from saccade.adapters.vllm.worker.mixed_step import prepare
+from saccade.adapters.vllm.worker.mixed_step import prepare, written_in
 from saccade.adapters.vllm.worker.page_bounds import BlockBounds
 from saccade.adapters.vllm.worker.requests import RequestRow
-from saccade.adapters.vllm.worker.tokens import ALL, Tokens
+from saccade.adapters.vllm.worker.tokens import ALL
 from saccade.errors import ServingError
 from saccade.types import Rows
 
@@ -141,11 +141,23 @@ def test_a_step_without_decoding_rows_is_the_parents(monkeypatch: pytest.MonkeyP
     assert (part.parent, part.parent_tokens, part.sparse) == ("parent", ALL, None)
 
 
-def test_rows_without_tokens_belong_to_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
-    engine = CudaEngine(monkeypatch, PAGES)
-    part = engine.prepared(engine.metadata([Row(0, 152), Row(3, 9, 9, True), Row(1, 0, 0)])).part(2)
-    assert part.parent.seq_lens.tolist() == [9]
-    assert (part.sparse.tokens, part.parent_tokens) == (Tokens(slice(0, 1)), Tokens(slice(1, 10)))
+def test_rows_beside_those_that_decode_are_a_batch_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Together or not, rows without tokens left out; a page that one token does not fill waits until it is searched."""
+    engine, built = CudaEngine(monkeypatch, PAGES), list[Any]()
+    monkeypatch.setattr(FlashAttentionMetadataBuilder, "build", lambda _, prefix, common, fast: built.append(common))
+    rows = [Row(0, 152), Row(1, 9, 9, True), Row(2, 40, 2, True), Row(3, 96), Row(0, 0, 0)]
+    for order in ([0, 1, 2, 3, 4], [2, 0, 1, 3, 4]):
+        common = engine.metadata([rows[row] for row in order])
+        common.compute_num_computed_tokens()
+        written = engine.prepared(common).written
+        alone = engine.metadata([rows[row] for row in order if row in (1, 2)])
+        for name, wanted in vars(alone).items():
+            assert wanted is None or torch.equal(*map(torch.as_tensor, (getattr(built[-1], name), wanted))), name
+        assert torch.equal(built[-1].compute_num_computed_tokens(), alone.compute_num_computed_tokens())
+        several = ([0, 38] if order[0] == 0 else [38, 0], 9)
+        later = written_in(common, engine.builder.sparse.batch(common), 16)
+        for parts, single in ((written, [151, 95]), (later, [95])):
+            assert [(part.start.tolist(), part.count) for part in parts] == [(single, 1), several]
 
 
 @pytest.mark.parametrize(

@@ -97,32 +97,13 @@ def test_one_token_of_a_recomputation_is_taken_again() -> None:
     while len(engine.scheduler.running) < 7:
         engine.step()
     engine.scheduler.waiting.prepend_request(request)
-    before = len(engine.worker.steps["a"])
+    before, counted = len(engine.worker.steps["a"]), engine.scheduler.rectifications
     while request.num_computed_tokens < 28:
         engine.step()
     singles = [start for start, count in engine.worker.steps["a"][before:] if count == 1]
-    assert singles.count(9) > 1
+    assert singles.count(9) > 1 and engine.scheduler.rectifications == counted
     assert all(engine.worker.clean("a")[:28]), "all but the last token, which may have been left alone"
     engine.finish()
-
-
-def test_abort_in_the_middle() -> None:
-    engine = Engine("quest:budget=16,rectify=4", max_num_batched_tokens=9)
-    for index in range(5):
-        engine.add(str(index), prompt(7, 50 * index), 60)
-    for _ in range(20):
-        engine.step()
-    held = next(iter(engine.scheduler._held), "0")
-    engine.scheduler.finish_requests([held, "3"], RequestStatus.FINISHED_ABORTED)
-    for _ in range(3):
-        engine.step()
-    between = engine.scheduler.schedule()
-    engine.scheduler.finish_requests(["4"], RequestStatus.FINISHED_ABORTED)
-    engine.scheduler.update_from_output(between, engine.worker.run(between))
-    engine.finish()
-    for index in {0, 1, 2} - {int(held)}:
-        assert decoding(engine, str(index), 7) == phase(7, 60, 4)
-    assert held not in engine.scheduler._held
 
 
 def test_a_step_that_schedules_nothing_changes_nothing() -> None:
@@ -138,7 +119,7 @@ def test_a_step_that_schedules_nothing_changes_nothing() -> None:
     assert decoding(engine, "a", 7) == phase(7, 40, 4)
 
 
-@pytest.mark.parametrize("covered", [0, 24, 512])
+@pytest.mark.parametrize("covered", [0, 21])
 def test_streaming_input_takes_unclean_tokens_with_it(covered: int) -> None:
     """The next input of a session is dense, and the blocks behind the last answer's clean ones stay unpublished."""
     engine = Engine("quest:budget=16,rectify=5", covered=covered)
@@ -262,6 +243,24 @@ def test_on_model_runner_v2_a_pass_would_lose_an_index_of_text(monkeypatch: pyte
         assert any("whose index is lost" in one for one in reasons) is refused
 
 
+def test_models_and_ranks_that_no_policy_fits(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By what vLLM says of them: no small model and no single process has it."""
+    asked, policy = config("quest:budget=16"), ServeOptions.of(config("quest:budget=16"))
+    for part, name, value, words in (
+        (asked.model_config, "use_mla", True, "multi-head latent attention"),
+        (asked.model_config, "is_encoder_decoder", True, "only text decoders that generate"),
+        (asked.model_config, "runner_type", "pooling", "only text decoders that generate"),
+        (asked.model_config, "is_hybrid", True, "does not say which of its layers have full attention"),
+        (asked.parallel_config, "decode_context_parallel_size", 2, "context parallelism"),
+        (asked.parallel_config, "prefill_context_parallel_size", 2, "context parallelism"),
+        (asked.parallel_config, "use_ubatching", True, "micro-batches"),
+        (asked.parallel_config, "tensor_parallel_size", 5, "KV heads unevenly"),
+    ):
+        with monkeypatch.context() as patch:
+            patch.setattr(type(part), name, property(lambda _, value=value: value), raising=False)
+            assert any(words in one for one in checks.reasons_against(asked, policy)), name
+
+
 def test_a_scheduler_of_ones_own_is_not_made_another(monkeypatch: pytest.MonkeyPatch) -> None:
     class Mine(RectifyingScheduler):
         pass
@@ -295,15 +294,6 @@ def test_model_runner_v2_gives_a_request_its_slot_back() -> None:
         assert state.req_id_to_index[name] == names[name]
         state.prefill_len.np.__setitem__.assert_called_with(names[name], length)
     assert ids._staged_write_contents == [7, 7] and ids._staged_write_indices == [1, 2]
-
-
-def test_nothing_is_run_again_for_a_request_whose_last_token_is_on_its_way() -> None:
-    """Its eleventh token would be the turn of a pass, and is the last."""
-    engine = Engine("quest:budget=16,rectify=5", v2=True, ahead=True)
-    request = engine.add("a", prompt(9), 6)
-    engine.finish()
-    assert len(request.output_token_ids) == 6
-    assert decoding(engine, "a", 9) == [(place, 1) for place in range(9, 14)]
 
 
 def test_attention_that_is_not_ours_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
