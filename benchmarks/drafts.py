@@ -14,7 +14,7 @@ from rich.table import Table
 from scipy.stats import bootstrap
 
 from lab.kinds import texts_by_kind
-from saccade.adapters.vllm.engine_settings import engine_settings, of_passes
+from saccade.adapters.vllm.engine_settings import engine_settings, pass_settings
 from saccade.adapters.vllm.lossless import lengths
 from saccade.adapters.vllm.options import CAPTURED, ServeOptions
 from saccade.adapters.vllm.server.serve import INSTALL
@@ -144,7 +144,7 @@ class Drafts:
         if options is not None:
             ours = engine_settings(options, own.model, fixed=fixed)
             if options.rewrites is not None:
-                ours |= of_passes(vllm.EngineArgs(**told, **ours).create_engine_config(), options.rewrites)
+                ours |= pass_settings(vllm.EngineArgs(**told, **ours).create_engine_config(), options.rewrites)
         return vllm.LLM(**told, **ours)
 
     def _count(self, llm: Any, name: str, kind: str, texts: Sequence[list[int]], temperature: float) -> dict[str, Any]:

@@ -61,7 +61,7 @@ def section(results: Results, model: str | None = None) -> list[str]:
     told += f"{own['versions']['torch']}, {own['date'][:10]}. `{command(results, model)}` "
     told += f"([{file}.json](results/{stored(f'{file}.json').name}))"
     image = ["", f"![Expected open gates, multiplier and loss over the steps of each training](images/{PICTURE})"]
-    return [*table(heads, body, heads[:2]), "", told, *image[: 2 * (model is None)]]
+    return [*table(heads, body, heads[:2]), "", told, *(image if model is None else [])]
 
 
 def _between(values: Sequence[float], form: str) -> str:

@@ -139,7 +139,7 @@ def refused(folder: Path, policy: str, *rest: str) -> str:
     [
         ("quest:budget=64", (), "policy quest:budget=64 names its layer or needs none"),
         ("tidal:rule=ratio,ratio=0.1", (), "has no budget"),
-        ("tidal", ("--tensor-parallel-size", "2"), "on one GPU, not on 2"),
+        ("tidal", ("--tensor-parallel-size", "2"), "on one device, not on 2"),
         ("tidal", ("--load-format", "dummy"), "not --load-format dummy"),
         ("tidal", ("--revision", "old"), "not --revision old"),
         ("tidal", ("--port", "70000"), "--port 70000 is not valid"),

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from statistics import fmean
 from typing import Any
 
-from ..adapters.vllm.engine_settings import engine_settings, of_passes
+from ..adapters.vllm.engine_settings import engine_settings, pass_settings
 from ..adapters.vllm.lossless import BY_BATCH, BY_CHANCE
 from ..adapters.vllm.options import ServeOptions
 from ..errors import SaccadeError
@@ -78,7 +78,7 @@ class Engine:
                     settings["max_num_seqs"] = max(settings["max_num_seqs"], len(told[BY_BATCH]))
             if options.rewrites is not None:
                 config = EngineArgs(load_format="dummy", **{**settings, **ours}).create_engine_config()
-                ours |= of_passes(config, options.rewrites)
+                ours |= pass_settings(config, options.rewrites)
         self.llm = vllm.LLM(
             load_format="dummy",
             enable_chunked_prefill=True,

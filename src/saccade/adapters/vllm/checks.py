@@ -234,7 +234,7 @@ def reasons_against_search(vllm_config: Any, policy: Policy) -> list[str]:
     against = {
         f"policy {policy} names its layer or needs none": not lacks,
         f"policy {policy} has no budget, at which a layer is found": lacks and policy.budget is None,
-        f"transformers reads the model on one GPU, not on {ranks}": ranks > 1,
+        f"transformers reads the model on one device, not on {ranks}": ranks > 1,
         f"transformers reads safetensors, not --load-format {form}": form not in ("auto", "safetensors"),
         "transformers is not told --hf-overrides": bool(config.hf_overrides),
         f"the search takes the model's own tokenizer, not {config.tokenizer}": config.tokenizer != config.model,

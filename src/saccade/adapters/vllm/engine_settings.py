@@ -11,7 +11,7 @@ from .options import CAPTURED, KEY, ServeOptions
 
 
 def engine_settings(options: ServeOptions, model: str, *, apart: bool = False, fixed: bool = False) -> dict[str, Any]:
-    """Beside the model; what follows from an engine's other settings, `of_passes` says.
+    """Beside the model; of a policy that rectifies, `pass_settings` says what follows from the engine's other ones.
 
     `apart`: whether layers with a window are left to vLLM's own backend. `fixed`: whether there are always as many
     drafts.
@@ -27,7 +27,7 @@ def engine_settings(options: ServeOptions, model: str, *, apart: bool = False, f
     return given
 
 
-def of_passes(vllm_config: Any, rectify: Rectify | None) -> dict[str, Any]:
+def pass_settings(vllm_config: Any, rectify: Rectify | None) -> dict[str, Any]:
     """What dense passes ask of an engine that is otherwise configured so; nothing where there are none.
 
     vLLM's own choice of what to capture ends at twice the rows; beyond it the host launches kernel by kernel. Captured

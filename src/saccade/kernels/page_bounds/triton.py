@@ -238,7 +238,7 @@ class Plan:
 
 
 def plan(q: Tensor, lower: Tensor, upper: Tensor, pooling: Pooling) -> Plan:
-    """Constants from what the host knows: the fastest of 70 on an H200 (docs/log.md).
+    """Constants from what the host knows: on an H200 the fastest of 70, of 128 wide heads of 9 more (docs/log.md).
 
     Tensor cores take the parts of a 16-bit query as they are and add up in float32; a mean query has more digits, and
     few heads are as quickly bounded without.
@@ -246,7 +246,8 @@ def plan(q: Tensor, lower: Tensor, upper: Tensor, pooling: Pooling) -> Plan:
     group, dims = q.shape[1] // lower.shape[1], max(triton.next_power_of_2(q.shape[2]), 16)
     exact = all(bounds.dtype == q.dtype or bounds.element_size() == 1 for bounds in (lower, upper))
     if q.dtype in _HALVES and exact and pooling != "mean" and 2 < group <= 32:
-        return Plan(dot=True, pages=max(4096 // dims, 16), tiles=2, warps=2, stages=3)
+        pages = 32 if dims == 128 else max(8192 // dims, 16)  # fewer were timed for heads of 128 alone
+        return Plan(dot=True, pages=pages, tiles=2, warps=2, stages=3)
     return Plan(dot=False, pages=max(2048 // dims, 1), tiles=4, warps=2, stages=1)
 
 

@@ -26,7 +26,7 @@ from ....methods.policy import Policy
 from ....recipes import resolve as recipes
 from ....types import ModelShape
 from ..checks import FULL_KIND, plan_of, reasons_against, reasons_against_search, refuse_detached, unit, windows_apart
-from ..engine_settings import engine_settings, of_passes
+from ..engine_settings import engine_settings, pass_settings
 from ..lossless import BY_BATCH, rows_with_graphs
 from ..options import KEY, ServeOptions, shape_of
 from ..vllm_api import check_interfaces, lent
@@ -279,7 +279,7 @@ def _config(args: Namespace, options: ServeOptions) -> Any:
     if ours and current_platform.is_cpu():
         args.block_size = unit()
     config = _made(args)
-    given, told = of_passes(config, options.rewrites), (args, args.compilation_config)
+    given, told = pass_settings(config, options.rewrites), (args, args.compilation_config)
     if any(one.cudagraph_capture_sizes or one.max_cudagraph_capture_size for one in told):
         given.pop("cudagraph_capture_sizes", None)
     if _take(args, given):

@@ -19,7 +19,7 @@ from .tokens import Tokens, tokens_of
 def prepare(rows: SparseRows, common: Any, build_parent: BuildParent) -> Step:
     """Split a step's rows."""
     batch = rows.batch(common)
-    sparse = rows.chosen(batch)
+    sparse = rows.choose(batch)
     serving = rows.serving
     # Before the first page is bounded there is no index to search.
     searched = () if serving.filled and serving.indexes.layers else sparse

@@ -16,7 +16,7 @@ from .requests import requests_of
 from .room import Room
 from .sampling import Sampling
 from .slots import RequestSlots
-from .tokens import Tokens
+from .tokens import AdjacentTokens, Tokens
 from .verified import VerifiedSlots
 from .worker import serving_of
 
@@ -97,8 +97,8 @@ class SparseRows:
         plan = self.serving.plan
         return plan.selector is None or (self._longest is None and plan.covers(length))
 
-    def chosen(self, batch: Batch) -> list[int]:
-        """Rows that select in a mixed step: those that decode and are not covered."""
+    def choose(self, batch: Batch) -> list[int]:
+        """Begin a mixed step, and name its rows that select: those that decode and are not covered."""
         pairs = zip(self._searching(batch), batch.lengths, strict=True)
         chosen = [row for row, (decodes, length) in enumerate(pairs) if decodes and not self.covers(length)]
         self._report(batch, chosen)
@@ -122,7 +122,7 @@ class SparseRows:
         self._state.observers = self.sampling.keeping
         self._state.begin(0)
         # A position for every row: those that pad the batch come last.
-        return Sparse(self._state, rows, Tokens(slice(rows.batch)))
+        return Sparse(self._state, rows, AdjacentTokens(slice(rows.batch)))
 
     def of(self, batch: Batch, chosen: list[int], table: Tensor, lengths: Tensor, tokens: Tokens) -> Sparse:
         """How the S chosen rows of a mixed step decode, with blocks int32 `[S, n]` and lengths int32 `[S]`."""

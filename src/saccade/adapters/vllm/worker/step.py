@@ -54,21 +54,21 @@ class Step:
     """A step, which all layers of an attention group share.
 
     Attributes:
-        most: who answers in all layers but those that are `dense`.
+        usual: who answers in all layers but those that are `dense`.
         written: its new tokens, rows with one apart from rows with many, so that none is padded to the others; none
             where no bounds of pages follow them.
         dense: metadata of vLLM's own kernel for all rows, which answers in layers whose heads are all dense; None: as
             in the others.
     """
 
-    most: Part
+    usual: Part
     written: tuple[Written, ...]
     dense: Any | None = None
 
     def part(self, layer: int) -> Part:
         """Who answers in a layer, by its number in the model; layers ask once each, in order."""
-        sparse = self.most.sparse
+        sparse = self.usual.sparse
         if self.dense is None or sparse is None or not sparse.state.plan.roles.passive[layer]:
-            return self.most
+            return self.usual
         sparse.state.passed(layer, sparse.rows)
         return Part(self.dense)

@@ -11,11 +11,11 @@ from torch import Tensor
 from vllm.utils.torch_utils import async_tensor_h2d
 
 
-@dataclass(frozen=True, slots=True)
-class Tokens:
-    """Tokens that follow each other: `where` is a slice, and nothing is copied."""
+@dataclass(frozen=True, slots=True, eq=False)
+class AdjacentTokens:
+    """Tokens that follow each other: nothing is copied."""
 
-    where: Any
+    where: slice
 
     def of(self, tensor: Tensor) -> Tensor:
         """Theirs of a tensor `[T, ...]`."""
@@ -26,8 +26,11 @@ class Tokens:
         write(output[self.where])
 
 
-class ScatteredTokens(Tokens):
+@dataclass(frozen=True, slots=True, eq=False)
+class ScatteredTokens:
     """Tokens with others between them, copied there and back: `where` is int64, on the device."""
+
+    where: Tensor
 
     def of(self, tensor: Tensor) -> Tensor:
         return tensor.index_select(0, self.where)
@@ -38,13 +41,14 @@ class ScatteredTokens(Tokens):
         output.index_copy_(0, self.where, own)
 
 
-ALL = Tokens(slice(None))
+Tokens = AdjacentTokens | ScatteredTokens
+ALL = AdjacentTokens(slice(None))
 
 
 def tokens_of(common: Any, rows: list[int]) -> Tokens:
     """Those of ascending rows of vLLM's `CommonAttentionMetadata`; sorted as its batches are, no prompt is copied."""
     edges = common.query_start_loc_cpu.tolist()
     if rows[-1] - rows[0] < len(rows):
-        return Tokens(slice(edges[rows[0]], edges[rows[-1] + 1]))
+        return AdjacentTokens(slice(edges[rows[0]], edges[rows[-1] + 1]))
     places = [place for row in rows for place in range(edges[row], edges[row + 1])]
     return ScatteredTokens(async_tensor_h2d(places, common.query_start_loc.device, torch.int64))
