@@ -9,9 +9,7 @@ from math import ceil
 from statistics import fmean
 from typing import Any, ClassVar
 
-import torch
-from transformers import AutoModelForCausalLM
-
+from ..checkpoints.load import skeleton_of
 from ..checkpoints.traffic import state_bytes, weights_read
 from ..errors import SaccadeError
 from ..methods.policy import Policy
@@ -147,8 +145,7 @@ class ServingJob(EngineJob[tuple[int, int]]):
     def _rows(self, times: Mapping[str, Sequence[float]], engines: Any, context: int, batch: int) -> list[ServingRow]:
         """One row per engine; stock reads what a dense policy does."""
         grid, rows = self.grid, []
-        with torch.device("meta"):
-            model = AutoModelForCausalLM.from_config(grid.config)
+        model = skeleton_of(grid.config, grid.name)
         weights = weights_read(model, batch) * grid.dtype.itemsize
         if self.settings.quantization:
             head = model.get_output_embeddings().weight.numel() * grid.dtype.itemsize

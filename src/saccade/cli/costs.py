@@ -19,7 +19,6 @@ from ..methods.policy import Policy
 from ..methods.registry import policies
 from ..plans.cost import PARTS, Cost, cost_of
 from ..recipes.resolve import Shape, resolve_all
-from ..types import ModelShape
 from .terminal import quiet_libraries, show
 
 CACHE_BYTES = {"float32": 4.0, "fp32": 4.0, "bfloat16": 2.0, "bf16": 2.0, "float16": 2.0, "fp16": 2.0, "fp8": 1.0}
@@ -42,12 +41,14 @@ def print_costs(
     weights = weights or dtype
     itemsize, weight_size = _size("dtype", dtype, CACHE_BYTES), _size("weights", weights, WEIGHT_BYTES)
     name = ModelSource.locate(None).location if model is None else model
-    chosen, said = _chosen(policy, name, lambda: shape_of(_config(model)))
-    shape, parameters, notes = _model(model, batch)
+    config = _config(model)
+    network, shape = skeleton_of(config, model), shape_of(config)
+    chosen, said = _chosen(policy, name, lambda: shape)
+    parameters, notes = _weights(network, config, batch)
     notes += said
     costs: dict[str, Cost] = {}
     sizes: Any = {"context": context, "batch": batch, "kv_itemsize": itemsize, "weight_bytes": parameters * weight_size}
-    sizes["state_bytes"] = state_bytes(_config(model), torch.float32 if itemsize == 4 else torch.bfloat16)
+    sizes["state_bytes"] = state_bytes(config, torch.float32 if itemsize == 4 else torch.bfloat16)
     if sizes["state_bytes"]:
         notes.append(f"K and V: with the states of recurrent layers, {sizes['state_bytes']:,} bytes of a row")
     for entry in chosen:
@@ -74,11 +75,8 @@ def _chosen(specs: list[str] | None, model: str, shape: Shape) -> tuple[list[Pol
     return list({policy.to_spec(): policy for policy in chosen}.values()), notes
 
 
-def _model(name: str | None, batch: int) -> tuple[ModelShape, int, list[str]]:
-    """Sizes of the named model, the weights that a step of a batch reads, and notes; from the configuration alone."""
-    config = _config(name)
-    network = skeleton_of(config, name)
-    shape = shape_of(config)
+def _weights(network: Any, config: Any, batch: int) -> tuple[int, list[str]]:
+    """The weights that a step of a batch reads, and notes; from the configuration alone."""
     inputs, head, notes = network.get_input_embeddings().weight, network.get_output_embeddings(), []
     if head is None or head.weight is not inputs:
         notes.append(f"weights: without the input embedding's {inputs.numel():,}, of which a step reads one row")
@@ -87,7 +85,7 @@ def _model(name: str | None, batch: int) -> tuple[ModelShape, int, list[str]]:
         notes.append("weights: all experts are counted, of which a small batch reads a few")
     elif experts:
         notes.append(f"weights: of the experts' {experts:,} what rows read that choose {chosen} each for themselves")
-    return shape, round(weights_read(network, batch)), notes
+    return round(weights_read(network, batch)), notes
 
 
 def _config(name: str | None) -> Any:
