@@ -2,28 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
 from ..checkpoints.preset_sizes import PRESETS
-
-
-def at_least(minimum: int, maximum: int = 2**31 - 1) -> Callable[[str], int]:
-    """A parser of whole numbers whose error names the value and the valid ones."""
-
-    def parse(text: str) -> int:
-        try:
-            value = int(text)
-        except ValueError:
-            value = minimum - 1
-        if not minimum <= value <= maximum:
-            raise typer.BadParameter(f"{str(text)!r} is not valid; whole numbers from {minimum} to {maximum} are")
-        return value
-
-    return parse
 
 
 def _number(text: str) -> float:
@@ -41,7 +25,17 @@ def number(metavar: str, help: str) -> Any:
 
 def count(help: str, minimum: int = 1, maximum: int = 2**31 - 1, *, metavar: str = "N") -> Any:
     """An option that takes a whole number."""
-    return typer.Option(parser=at_least(minimum, maximum), metavar=metavar, help=help)
+
+    def parse(text: str) -> int:
+        try:
+            value = int(text)
+        except ValueError:
+            value = minimum - 1
+        if not minimum <= value <= maximum:
+            raise typer.BadParameter(f"{str(text)!r} is not valid; whole numbers from {minimum} to {maximum} are")
+        return value
+
+    return typer.Option(parser=parse, metavar=metavar, help=help)
 
 
 def words(metavar: str, help: str) -> Any:
