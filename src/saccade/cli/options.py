@@ -10,17 +10,16 @@ import typer
 from ..checkpoints.preset_sizes import PRESETS
 
 
-def _number(text: str) -> float:
-    """A parser of numbers whose error names the value."""
-    try:
-        return float(text)
-    except ValueError:
-        raise typer.BadParameter(f"{str(text)!r} is not valid; a number is, such as 0.5") from None
-
-
 def number(metavar: str, help: str) -> Any:
     """An option that takes a number; whoever reads it knows its range."""
-    return typer.Option(parser=_number, metavar=metavar, help=help)
+
+    def parse(text: str) -> float:
+        try:
+            return float(text)
+        except ValueError:
+            raise typer.BadParameter(f"{str(text)!r} is not valid; a number is, such as 0.5") from None
+
+    return typer.Option(parser=parse, metavar=metavar, help=help)
 
 
 def count(help: str, minimum: int = 1, maximum: int = 2**31 - 1, *, metavar: str = "N") -> Any:
