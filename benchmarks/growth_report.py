@@ -49,7 +49,7 @@ def growth_picture(results: Mapping[str, Any]) -> str:
                 axes.plot(
                     [row["context"] for row in rows],
                     [row[measure] for row in rows],
-                    **drawn[name].style,
+                    **drawn[name],
                     markersize=5,
                     linewidth=1.2,
                     label=f"{name}: {_exponent(fits.get(name), kind)}",

@@ -78,7 +78,7 @@ class SoakJob:
             raise DocumentError(f"{needed} tokens, prompt and decoded: the model has {positions} positions")
         notes = (*said, *(note for policy in policies for note in policy.plan(shape).notes))
         tokenizer = source.tokenizer()
-        ids = tokenizer(language_reference().evaluation, add_special_tokens=False, verbose=False)["input_ids"]
+        ids = tokenizer(language_reference(held_out=True), add_special_tokens=False, verbose=False)["input_ids"]
         # A text that is too short begins anew.
         ids = (ids * -(-needed // len(ids)))[:needed]
         return cls(settings, source, device, dtype, tokenizer, tuple(ids), policies, tuple(dict.fromkeys(notes)))

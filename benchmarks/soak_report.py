@@ -34,7 +34,7 @@ def soak_picture(results: Mapping[str, Any]) -> str:
         (times, memory), (hits, similar) = figure.subplots(2, 2)
         for label in labels:
             rows = _of(results, label)
-            steps, color = [row["step"] for row in rows], drawn[label].color
+            steps, color = [row["step"] for row in rows], drawn[label]["color"]
             times.plot(steps, [row["ms"] for row in rows], color=color, label=label)
             times.fill_between(
                 steps, [row["ms_fast"] for row in rows], [row["ms_slow"] for row in rows], color=color, alpha=0.15

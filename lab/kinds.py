@@ -40,9 +40,9 @@ def texts_by_kind(
 
 def _prose() -> str:
     """Readmes stand in METADATA behind its first blank line; licences are in many of them."""
-    reference, found = language_reference(), list(distributions())
+    found = list(distributions())
     described = {one.name: (one.read_text("METADATA") or "").partition("\n\n")[2] for one in found}
-    texts = [reference.train, reference.evaluation, *(described[name] for name in sorted(described))]
+    texts = [language_reference(), language_reference(held_out=True), *(described[name] for name in sorted(described))]
     return "\n\n".join(dict.fromkeys(paragraph for text in texts for paragraph in text.split("\n\n")))
 
 

@@ -120,7 +120,7 @@ def picture(results: Results) -> str:
         axes = figure.subplots()
         for name, one in found.items():
             curve = [one.gain(at, one.best(at)) for at in chances]
-            axes.plot(chances, curve, **drawn[name].style, label=name, linewidth=1.6, markevery=10, markersize=4.5)
+            axes.plot(chances, curve, **drawn[name], label=name, linewidth=1.6, markevery=10, markersize=4.5)
         axes.axhline(1, color=INK, linewidth=0.8)
         axes.set_xlabel("chance that a draft is accepted if those before it are")
         axes.set_ylabel("speed-up over stock vLLM")

@@ -66,7 +66,7 @@ def _panel(axes: Axes, results: Results, batch: int, chosen: list[str]) -> None:
     for policy in chosen:
         times = {context: rows[policy]["ms_per_token"] for context, rows in found.items() if policy in rows}
         label = names[policy].strip("`")
-        axes.plot([*times], [*times.values()], **drawn[policy].style, label=label, **style)
+        axes.plot([*times], [*times.values()], **drawn[policy], label=label, **style)
     axes.set_title("one request" if batch == 1 else f"{batch} requests together")
     axes.set_xscale("log", base=2)
     axes.set_xticks([*found])

@@ -46,7 +46,7 @@ class Answer:
 
 def reference_passage(tokenizer: PreTrainedTokenizerBase, tokens: int, rng: numpy.random.Generator) -> str:
     """A passage of the held-out reference text that has about `tokens` tokens."""
-    text = language_reference().evaluation
+    text = language_reference(held_out=True)
     characters = int(tokens * 3.1)
     if characters > len(text):
         raise ValueError(f"the held-out text has fewer than {tokens} tokens")

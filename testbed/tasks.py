@@ -52,7 +52,7 @@ def encode_texts(tokenizer: PreTrainedTokenizerFast) -> dict[str, numpy.ndarray[
     library = library_sources(characters=100_000_000)
     docstrings = [re.sub(r"\n[ \t]+", "\n", text) for text in re.findall(r'"""(.{80,}?)"""', library, re.DOTALL)]
     arrays = {}
-    for number, text in enumerate((language_reference().train, "\n\n".join(docstrings), library)):
+    for number, text in enumerate((language_reference(), "\n\n".join(docstrings), library)):
         pieces = [text[begin:end] for begin, end in pairwise([0, *sentence_ends(text), len(text)])]
         encoded = [e.ids for e in tokenizer.backend_tokenizer.encode_batch(pieces) if e.ids]
         arrays[f"tokens{number}"] = numpy.array([t for ids in encoded for t in ids], dtype=numpy.int16)

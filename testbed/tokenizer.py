@@ -21,7 +21,7 @@ _PATTERN = r" ?[A-Za-z]+| ?\d{1,2}| ?[^\sA-Za-z\d]+|\n+|[^\S\n]+(?!\S)|[^\S\n]+"
 
 def _texts() -> Iterator[str]:
     """The training text, and the words that must become one token often enough for that."""
-    yield language_reference().train
+    yield language_reference()
     yield library_sources(characters=300_000)
     words = [f" {word}" for word in ADJECTIVES + NOUNS]
     words += [" Question", "Question", "Answer", " What", " The", " code"]

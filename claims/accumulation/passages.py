@@ -60,7 +60,7 @@ def held_out_passages(
             raise DocumentError(f"unknown source {source!r}; valid: {', '.join(SOURCES)}")
         rng = numpy.random.default_rng([seed, SOURCES.index(source)])
         text = (
-            library_sources(held_out=True, characters=10**9) if source == LIBRARY else language_reference().evaluation
+            library_sources(held_out=True, characters=10**9) if source == LIBRARY else language_reference(held_out=True)
         )
         encoded = TokenizedText.of(tokenizer, text)
         ids, offsets = encoded.tokens[encoded.start :], encoded.offsets

@@ -67,7 +67,7 @@ class Ordering(OfQuestions):
         return {method: search(method) for method in self.methods}
 
     def _questions(self, searches: Mapping[str, LayerSearch]) -> Questions:
-        tried = [spec for one in searches.values() for spec in one.layers.specs(one.layers.candidates)]
+        tried = [spec for one in searches.values() for spec in one.specs(one.candidates)]
         lengths = (self.length, self.length)
         return Questions(("dense", *tried), self.task, lengths, self.texts, self.asked, seed=self.seed)
 

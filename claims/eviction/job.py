@@ -80,7 +80,7 @@ class EvictionJob:
     def write_prompts(self, prompts: Path, texts: Path) -> None:
         """What kvpress's side reads."""
         write_lines(prompts, map(asdict, self.prompts))
-        reference = language_reference().train
+        reference = language_reference()
         step = (len(reference) - CHARACTERS) // (TEXTS - 1)
         write_lines(texts, [reference[begin : begin + CHARACTERS] for begin in range(0, TEXTS * step, step)])
 

@@ -26,7 +26,7 @@ def trial_picture(results: Results) -> str:
                     ([trace["step"][place] for place in known], [trace["loss"][place] for place in known]),
                 )
                 for axes, points in zip(line, drawn, strict=True):
-                    style = {"color": seeds[str(run["seed"])].color, "linewidth": 0.9, "alpha": 0.85}
+                    style = {"color": seeds[str(run["seed"])]["color"], "linewidth": 0.9, "alpha": 0.85}
                     axes.plot(*points, label=f"seed {run['seed']}", **style)
             line[0].axhline(results["target"], color=INK, linestyle="dashed", linewidth=1)
             titles = ("E‖z‖₀", "multiplier, per unit of the loss", "distillation loss")

@@ -47,10 +47,10 @@ def upkeep_picture(results: Mapping[str, Any]) -> str:
                     base, _, order = name.partition("/")
                     lengths, values = ([row[key] for row in own] for key in ("decoded", measure))
                     if base.startswith(_ANEW):
-                        style = {**drawn[base].style, "linestyle": "none", "markersize": 4, "markerfacecolor": "none"}
+                        style = {**drawn[base], "linestyle": "none", "markersize": 4, "markerfacecolor": "none"}
                     else:
                         width = 1.1 if order else 1.6
-                        style = {"color": drawn[base].color, "linestyle": _STYLES[order], "linewidth": width}
+                        style = {"color": drawn[base]["color"], "linestyle": _STYLES[order], "linewidth": width}
                     axes.plot(lengths, values, label=name, **style)
                 axes.set_title(f"{measure} recall, budget {budget:,}")
                 axes.set_ylim(bottom=0)

@@ -13,7 +13,7 @@ from saccade.eval.tokens import TokenizedText
 LIBRARY_CHARACTERS = 1_000_000
 
 SOURCES: dict[str, Callable[[], str]] = {
-    "reference": lambda: language_reference().evaluation,
+    "reference": lambda: language_reference(held_out=True),
     "library": lambda: library_sources(held_out=True, characters=LIBRARY_CHARACTERS),
 }
 """The language reference first; when it is used up, modules of the standard library. The bundled model saw neither."""

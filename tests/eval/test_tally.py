@@ -50,7 +50,7 @@ def test_recalls_are_means_over_heads_with_a_set() -> None:
         torch.tensor([[[torch.nan, 0.5], [0.25, 0.75]], [[torch.nan, 0.0], [0.0, 1.0]]]),
         torch.tensor([[[torch.nan, 0.25], [0.0, 0.0]], [[torch.nan, 0.75], [0.0, 1.0]]]),
     )
-    recalls = recalls_of(records)
+    recalls = recalls_of(records, (0, 1))
     assert recalls == [[(0.5, 0.25, 0.5), (0.5, 0.0, 1.0)], [(0.0, 0.75, 0.5), (0.5, 0.5, 1.0)]]
     counted = tally("tidal")
     assert counted.row(None)["recall"] is counted.row(None)["token_recall"] is None
@@ -63,7 +63,7 @@ def test_recalls_are_means_over_heads_with_a_set() -> None:
 
 
 def test_a_policy_without_sets_has_no_recall() -> None:
-    recalls = recalls_of(Recall(*torch.full((2, 3, 2, 4), torch.nan)))
+    recalls = recalls_of(Recall(*torch.full((2, 3, 2, 4), torch.nan)), (0, 1))
     counted = tally("dense")
     counted.add_answer(True, 4, None, recalls)
     row = counted.row(None)

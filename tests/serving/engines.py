@@ -161,7 +161,7 @@ def tokenizer() -> Any:
 @cache
 def tokens_of_text() -> list[int]:
     """Held-out text as token ids of the bundled model."""
-    ids: list[int] = tokenizer()(language_reference().evaluation)["input_ids"]
+    ids: list[int] = tokenizer()(language_reference(held_out=True))["input_ids"]
     return ids
 
 

@@ -15,11 +15,11 @@ from pathlib import Path
 from typing import Any, ClassVar, Generic, TypeVar
 
 import torch
-from transformers import AutoModelForCausalLM
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
 from ..adapters.vllm.cache_dtype import VALID, number_type
 from ..adapters.vllm.options import ServeOptions
+from ..checkpoints.load import skeleton_of
 from ..errors import SaccadeError
 from ..methods.policy import Policy
 from ..recipes.machine import copy_bandwidth, free_memory
@@ -204,9 +204,7 @@ class EngineJob(GridJob, Generic[AnyPoint]):
         if free is None:
             return
         room = int(self.settings.memory * free) * self.settings.tensor_parallel
-        with torch.device("meta"):
-            model = AutoModelForCausalLM.from_config(grid.config)
-        weights = sum(parameter.numel() for parameter in model.parameters()) * grid.dtype.itemsize
+        weights = skeleton_of(grid.config, grid.name).num_parameters() * grid.dtype.itemsize
         block = self.block * grid.shape.token_bytes(self.itemsize)
         wanted, most = self.blocks_of(self.longest, 1), (room - weights) // block
         if wanted <= most:

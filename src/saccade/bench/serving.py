@@ -9,9 +9,7 @@ from math import ceil
 from statistics import fmean
 from typing import Any, ClassVar
 
-import torch
-from transformers import AutoModelForCausalLM
-
+from ..checkpoints.load import skeleton_of
 from ..checkpoints.traffic import state_bytes, weights_read
 from ..errors import SaccadeError
 from ..methods.policy import Policy
@@ -114,11 +112,7 @@ class ServingJob(EngineJob[tuple[int, int]]):
         return self.blocks_of(context + self.room, batch)
 
     def said(self, point: tuple[int, int]) -> str:
-        context, batch = point
-        return f"context {context}, batch {batch}"
-
-    def measure(self, engines: Mapping[str, SyntheticEngine], point: tuple[int, int]) -> list[ServingRow]:
-        return self._rows(self._time(engines, *point), engines, *point)
+        return "context {}, batch {}".format(*point)
 
     def compare(self, rows: Sequence[ServingRow], bandwidth: float) -> list[ServingRow]:
         return compared(rows, EMPTY, bandwidth)
@@ -144,11 +138,11 @@ class ServingJob(EngineJob[tuple[int, int]]):
             engine.end()
         return times
 
-    def _rows(self, times: Mapping[str, Sequence[float]], engines: Any, context: int, batch: int) -> list[ServingRow]:
+    def measure(self, engines: Mapping[str, SyntheticEngine], point: tuple[int, int]) -> list[ServingRow]:
         """One row per engine; stock reads what a dense policy does."""
-        grid, rows = self.grid, []
-        with torch.device("meta"):
-            model = AutoModelForCausalLM.from_config(grid.config)
+        (context, batch), grid, rows = point, self.grid, []
+        times = self._time(engines, context, batch)
+        model = skeleton_of(grid.config, grid.name)
         weights = weights_read(model, batch) * grid.dtype.itemsize
         if self.settings.quantization:
             head = model.get_output_embeddings().weight.numel() * grid.dtype.itemsize

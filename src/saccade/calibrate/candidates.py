@@ -48,17 +48,14 @@ def families(recipe: Recipe | None, named: Iterable[str]) -> tuple[Policy, ...]:
 
 def rungs(family: Policy, budgets: Sequence[int], context: int) -> list[Policy]:
     """A family's candidates; budgets that are too small for it are left out. One that has its budget stays alone."""
-    made = (_at(family, budget, context) for budget in budgets)
-    return list({policy.to_spec(): policy for policy in made if policy is not None}.values())
-
-
-def _at(family: Policy, budget: int, context: int) -> Policy | None:
-    """A family at a budget; None if that is too small for it."""
-    of_row = family.options.at_share(round(min(budget / context, 1.0), 4))
-    if of_row:
-        return Policy.create(family.name, {**of_row, **family.options.model_dump(exclude_unset=True)})
-    filled = at_budget(family, budget)
-    return None if isinstance(filled, PolicyError) else filled
+    found = dict[str, Policy]()
+    for budget in budgets:
+        of_row = family.options.at_share(round(min(budget / context, 1.0), 4))
+        given = {**of_row, **family.options.model_dump(exclude_unset=True)}
+        made = Policy.create(family.name, given) if of_row else at_budget(family, budget)
+        if not isinstance(made, PolicyError):
+            found[made.to_spec()] = made
+    return [*found.values()]
 
 
 def served(policy: Policy, told: Iterable[Acceptance]) -> Acceptance | None:

@@ -37,7 +37,7 @@ NAME = "saccade-mixture"
 _MASKS: dict[str, Callable[..., Any]] = {NAME: _no_mask, f"{NAME}-sdpa": sdpa_mask, f"{NAME}-eager": eager_mask}
 """Names by which transformers knows it; the latter make masks for layers of other kinds, as their attention reads them.
 """
-_SLOT, _STOCK = "_saccade_mixture", "_saccade_mixture_stock"
+_MIXTURE, _STOCK = "_saccade_mixture", "_saccade_mixture_stock"
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,17 +95,11 @@ class _Pass:
     Attributes:
         context: keys and values `[1, Hkv, T, d]` of the text, by the number of the layer.
         gates: float32 `[Hkv]` by the number of the layer, none for the first; None: the teacher, all heads dense.
-        kept: share of the row that a set holds.
-        caps: whether soft-caps are applied, as all but torch's function do.
-        frugal: whether the backward pass makes the maps again.
         below: queries, text keys and own keys of the layer below, which choose this layer's set; None: the first layer.
     """
 
     context: dict[int, tuple[Tensor, Tensor]]
     gates: dict[int, Tensor] | None
-    kept: float
-    caps: bool
-    frugal: bool
     below: tuple[Tensor, Tensor, Tensor] | None = None
 
 
@@ -122,13 +116,13 @@ class Mixture:
     """
 
     def __init__(self, model: Any, kept: float, *, frugal: bool = True) -> None:
-        self._model, self._kept, self._frugal, self._shape = model, kept, frugal, shape_of(model.config)
-        self._slot: list[_Pass] = []
+        self._model, self.kept, self.frugal, self._shape = model, kept, frugal, shape_of(model.config)
+        self.now = _Pass({}, None)
         for name, mask in _MASKS.items():
             AttentionInterface.register(name, _attention)
             AttentionMaskInterface.register(name, mask)
         self._modules, stock = attention_modules(model), model.config._attn_implementation
-        self._caps = stock != "sdpa"
+        self.caps = stock != "sdpa"  # all others apply soft-caps
         others = [module for module in self._modules if module.layer_idx not in self._shape.full_layers]
         eager = any(is_eager(module, stock) for module in others)
         self._mixed = bool(self._shape.kinds)
@@ -138,7 +132,7 @@ class Mixture:
 
     def close(self) -> None:
         for module in self._modules:
-            module.__dict__.pop(_SLOT, None)
+            module.__dict__.pop(_MIXTURE, None)
             module.__dict__.pop(_STOCK, None)
 
     def read(self, tokens: Sequence[int]) -> Text:
@@ -162,10 +156,9 @@ class Mixture:
         past, full = text.layers[0][0].shape[2], self._shape.full_layers
         positions = torch.arange(past, past + len(tokens), device=tokens.device)[None]
         above = None if gates is None else dict(zip(full[1:], gates, strict=True))
-        context = dict(zip(full, text.layers, strict=True))
-        self._slot[:] = [_Pass(context, above, self._kept, self._caps, self._frugal)]
+        self.now = _Pass(dict(zip(full, text.layers, strict=True)), above)
         for module in self._modules:  # another mixture may have had them
-            module.__dict__[_SLOT] = self._slot
+            module.__dict__[_MIXTURE] = self
         stock, cache = self._model.config._attn_implementation, text.behind()
         inputs = {"position_ids": positions, **cached(self._model, cache), "use_cache": cache is not None}
         self._model.set_attn_implementation(self._name)
@@ -186,12 +179,13 @@ def _attention(
     stock: Callable[..., tuple[Tensor, None]] | None = getattr(module, _STOCK, None)
     if stock is not None:
         return stock(module, query, key, value, attention_mask, scaling=scaling, **kwargs)
-    now: _Pass = getattr(module, _SLOT)[0]
+    mixture: Mixture = getattr(module, _MIXTURE)
+    now = mixture.now
     (keys, values), own, said = (both[0] for both in now.context[module.layer_idx]), key[0], value[0]
     q = query[0].unflatten(0, (key.shape[1], -1))
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
     sinks: Tensor | None = kwargs.get("s_aux")
-    cap: float | None = kwargs.get("softcap") if now.caps else None
+    cap: float | None = kwargs.get("softcap") if mixture.caps else None
     below = gates = None
     if now.gates is not None:
         below, now.below = now.below, (q.detach(), keys, own.detach())
@@ -210,12 +204,12 @@ def _attention(
         if gates is None or below is None:
             return dense
         with torch.no_grad():
-            chosen = _choose(*below, now.kept)
+            chosen = _choose(*below, mixture.kept)
         sparse = attend(scores.masked_fill(~chosen[:, None], float("-inf")))
         z = gates[:, None, None, None]
         return (z * dense + (1 - z) * sparse).to(q.dtype)
 
-    output: Tensor = checkpoint(mixed, use_reentrant=False) if now.frugal else mixed()
+    output: Tensor = checkpoint(mixed, use_reentrant=False) if mixture.frugal else mixed()
     return output.flatten(0, 1).transpose(0, 1)[None], None
 
 

@@ -69,11 +69,6 @@ class Corpus:
         self.tokenizer, self.text = tokenizer, text
         self.ends = numpy.array(token_ends(tokenizer, text), dtype=int)
 
-    @classmethod
-    def library(cls, tokenizer: Any) -> Corpus:
-        """Held-out modules of the standard library."""
-        return cls(tokenizer, library_sources(held_out=True, characters=CHARACTERS)[:CHARACTERS])
-
     def __len__(self) -> int:
         return len(self.ends)
 
@@ -183,7 +178,7 @@ class NeedleProblems:
 
     def read(self) -> Corpus:
         """What texts are cut from."""
-        return Corpus.library(self.tokenizer)
+        return Corpus(self.tokenizer, library_sources(held_out=True, characters=CHARACTERS)[:CHARACTERS])
 
     def begin(self, number: int, length: int, rng: numpy.random.Generator) -> int:
         """The token at which a text of `length` begins."""

@@ -161,7 +161,4 @@ def texts_needed(wanted: float, asked: int, *, margin: float = 0.0) -> int:
     def enough(texts: int) -> bool:
         return best_shown(texts, asked, losing=margin * (1 - wanted)) >= wanted
 
-    high = 2
-    while not enough(high):
-        high *= 2
-    return bisect_left(range(high), True, lo=max(high // 2, 2), key=enough)
+    return bisect_left(range(2**31), True, lo=2, key=enough)

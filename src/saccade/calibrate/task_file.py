@@ -10,16 +10,8 @@ from statistics import median
 from typing import Any
 
 from ..errors import DocumentError
-from ..eval.benchmark import (
-    COLUMNS,
-    BenchmarkRow,
-    benchmark_rows,
-    by_context,
-    framed,
-    is_benchmark,
-    read_rows,
-    refuse_half_characters,
-)
+from ..eval import benchmark
+from ..eval.benchmark import BenchmarkRow
 from ..eval.tokens import TokenizedText, encode
 from .asking import Reading
 from .problems import Ask, Problem, refuse_too_long
@@ -42,12 +34,12 @@ class FileProblems:
 
     def __init__(self, tokenizer: Any, path: Path, *, positions: int, together: bool = False) -> None:
         self._path = path
-        rows = read_rows(path)
-        benchmark = is_benchmark(rows)
-        checked = benchmark_rows(rows, scored=False) if benchmark else [_checked(name, row) for name, row in rows]
-        texts = by_context(checked)
-        self._problems = [_problem(tokenizer, text, rows, benchmark=benchmark) for text, rows in texts.items()]
-        self._blind = [_problem(tokenizer, "", rows, benchmark=benchmark) for rows in texts.values()]
+        rows = benchmark.read_rows(path)
+        own = not benchmark.is_benchmark(rows)
+        checked = [_checked(name, row) for name, row in rows] if own else benchmark.benchmark_rows(rows, scored=False)
+        texts = benchmark.by_context(checked)
+        self._problems = [_problem(tokenizer, text, rows, own=own) for text, rows in texts.items()]
+        self._blind = [_problem(tokenizer, "", rows, own=own) for rows in texts.values()]
         for number, problem in enumerate(self._problems):
             name = f"task file {str(path)!r}, text {number + 1}"
             refuse_too_long(problem.positions(together=together), positions, name)
@@ -90,16 +82,16 @@ class FileProblems:
         return self._problems[number]
 
 
-def _problem(tokenizer: Any, text: str, rows: list[BenchmarkRow], *, benchmark: bool) -> Problem:
+def _problem(tokenizer: Any, text: str, rows: list[BenchmarkRow], *, own: bool) -> Problem:
     """A benchmark's rows are asked as `saccade compare` asks them; right is who says all references, in their order."""
-    begun, after, whole = framed(tokenizer, text) if benchmark else (text, "", False)
+    begun, after, whole = (text, "", False) if own else benchmark.framed(tokenizer, text)
     held = TokenizedText.of(tokenizer, begun)
     asks = []
     for row in rows:
         answer = ", ".join(row.answers)
         at = text.find(answer)
         # An answer that stands once in a text of the user's own is what its question looks for.
-        gold = held.span(at, at + len(answer)) if not benchmark and text.count(answer) == 1 else None
+        gold = held.span(at, at + len(answer)) if own and text.count(answer) == 1 else None
         prompt = encode(tokenizer, row.question + after + row.answer_prefix)
         asks.append(Ask(prompt, encode(tokenizer, f" {answer}"), gold))
     return Problem(encode(tokenizer, begun) if whole else held.tokens, tuple(asks))
@@ -117,11 +109,11 @@ def _checked(name: str, row: Mapping[str, Any]) -> BenchmarkRow:
     if set(row) != set(KEYS):
         raise DocumentError(
             f"{name} is not an object with exactly the keys {', '.join(KEYS)}, nor has it the columns of a benchmark: "
-            f"{', '.join(COLUMNS)}"
+            f"{', '.join(benchmark.COLUMNS)}"
         )
     for key in KEYS:
         if not isinstance(row[key], str) or not row[key].strip():
             raise DocumentError(f"{name}: {key} is empty; calibration compares answers")
-        refuse_half_characters(name, key, row[key])
+        benchmark.refuse_half_characters(name, key, row[key])
     question, answer = PROMPT.format(row["question"].strip()), row["answer"].strip()
     return BenchmarkRow(name, row["context"], question, "", (answer,), max_new_tokens=0, metric=None)

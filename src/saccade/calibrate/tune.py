@@ -25,25 +25,13 @@ from ..methods.policy import Policy
 from ..plans.cost import cost_of
 from ..recipes.acceptance import Acceptance
 from ..recipes.recipe import Recipe
+from . import promise
 from .candidates import families, ladder, refuted, rungs, served
 from .judged import DENSE, Answers, Judged, KeyTokens
 from .layers import PROBED, LayerSearch, LayerSettings
 from .ledger import held
 from .passages import Texts
-from .promise import (
-    ALPHA,
-    FEWEST,
-    JUDGED,
-    MARGIN,
-    SEARCHING,
-    Tally,
-    best_shown,
-    judge,
-    lossless,
-    row,
-    texts_needed,
-    walk,
-)  # fmt: skip
+from .promise import ALPHA, FEWEST, JUDGED, MARGIN, SEARCHING, Tally
 from .sweep import Sweep
 from .target import Target, TargetSettings
 from .task_file import FileProblems
@@ -150,7 +138,7 @@ class Tuning:
             wants = len(judged)
         else:
             texts = Texts.of(settings.texts, context, budgets, positions)
-            wants = SEARCHING + texts_needed(wanted, TOLD, margin=MARGIN)
+            wants = SEARCHING + promise.texts_needed(wanted, TOLD, margin=MARGIN)
             judged = KeyTokens(target, texts, tuple(texts.passages(subject.tokenizer, wants)))
         order = tuple(numpy.random.default_rng(common.seed).permutation(len(judged)).tolist())
         search = None
@@ -169,13 +157,13 @@ class Tuning:
     @property
     def needed(self) -> int:
         """Texts on which a candidate can pass at all."""
-        return FEWEST + texts_needed(self.wanted, self.judged.asked)
+        return FEWEST + promise.texts_needed(self.wanted, self.judged.asked)
 
     def _refuse_few(self, texts: int, why: str, more: str = "") -> None:
         """Raise a SaccadeError if no candidate could pass on so many texts."""
         option = self.judged.option
         if texts < self.needed:
-            shown = best_shown(texts - FEWEST, self.judged.asked)
+            shown = promise.best_shown(texts - FEWEST, self.judged.asked)
             raise SaccadeError(
                 f"--{option} {self.wanted:g}: {why} {texts} texts, which show {shown:.4f} at best; {self.needed} "
                 f"texts are needed{more}: more texts, or a lower --{option}"
@@ -214,14 +202,14 @@ class Tuning:
         return (
             f"{self.total} texts, about {self.minutes or 0:.1f} minutes: {first} choose at most {JUDGED} candidates of "
             f"{self.most} families, {self.total - first} others judge these; without a loss they show "
-            f"{best_shown(self.total - first, self.judged.asked):.4f} at most, and {self.wanted:g} is wanted"
+            f"{promise.best_shown(self.total - first, self.judged.asked):.4f} at most, and {self.wanted:g} is wanted"
         )
 
     def _searching(self, total: int) -> int:
         """How many of so many texts choose who is judged: those that judges can spare."""
         if self.begun is not None:
             return min(self.begun, total)
-        return max(min(SEARCHING, total // PART, total - texts_needed(self.wanted, self.judged.asked)), FEWEST)
+        return max(min(SEARCHING, total // PART, total - promise.texts_needed(self.wanted, self.judged.asked)), FEWEST)
 
     @property
     def searching(self) -> tuple[int, ...]:
@@ -297,12 +285,12 @@ class Tuning:
         costs = {spec: cost for ladder in ladders.values() for spec, cost in ladder.items()}
         tried = self._told(first, [*costs], advance)
         # Texts that search say how many tokens or right answers there are, of the rarest kind too.
-        most = lossless(next(iter(tried.values())), len(others.numbers))
-        searched = {spec: judge(told, self.wanted).ratio for spec, told in tried.items()}
-        going = row(searched, costs, self._hopeful) if most >= self.wanted else []
+        most = promise.lossless(next(iter(tried.values())), len(others.numbers))
+        searched = {spec: promise.judge(told, self.wanted).ratio for spec, told in tried.items()}
+        going = promise.row(searched, costs, self._hopeful) if most >= self.wanted else []
         told = self._told(others, going, advance) if going else {}
-        verdicts = {spec: judge(one, self.wanted) for spec, one in told.items()}
-        kept, shape = walk(verdicts), self.target.subject.shape
+        verdicts = {spec: promise.judge(one, self.wanted) for spec, one in told.items()}
+        kept, shape = promise.walk(verdicts), self.target.subject.shape
         failed = [*verdicts][len(kept) :][:1]
 
         def status(spec: str) -> str:
@@ -341,7 +329,7 @@ class Tuning:
 
     def _hopeful(self, ratio: float) -> bool:
         """Whether a candidate would pass that is as good on the texts that judge."""
-        return best_shown(len(self.judging), self.judged.asked, losing=max(1 - ratio, 0)) >= self.wanted
+        return promise.best_shown(len(self.judging), self.judged.asked, losing=max(1 - ratio, 0)) >= self.wanted
 
     def _write(self, results: dict[str, Any], earlier: Recipe) -> None:
         """The recipe: what was chosen, or dense if nothing keeps the promise."""

@@ -18,8 +18,7 @@ from ..methods.method import Known
 from ..methods.policy import Policy
 from ..methods.registry import policies
 from ..plans.cost import PARTS, Cost, cost_of
-from ..recipes.resolve import Shape, resolve_all
-from ..types import ModelShape
+from ..recipes.resolve import resolve_all
 from .terminal import quiet_libraries, show
 
 CACHE_BYTES = {"float32": 4.0, "fp32": 4.0, "bfloat16": 2.0, "bf16": 2.0, "float16": 2.0, "fp16": 2.0, "fp8": 1.0}
@@ -41,17 +40,21 @@ def print_costs(
     quiet_libraries()
     weights = weights or dtype
     itemsize, weight_size = _size("dtype", dtype, CACHE_BYTES), _size("weights", weights, WEIGHT_BYTES)
-    name = ModelSource.locate(None).location if model is None else model
-    chosen, said = _chosen(policy, name, lambda: shape_of(_config(model)))
-    shape, parameters, notes = _model(model, batch)
+    location = ModelSource.locate(None).location if model is None else model
+    config = _config(model)
+    network, shape = skeleton_of(config, model), shape_of(config)
+    usual = [Policy.create(name, method.usual(Known()).options) for name, method in policies().items()]
+    # Dense attention first: every ceiling is quoted against it.
+    chosen, said = resolve_all(("dense", *(policy or usual)), location, lambda: shape)
+    parameters, notes = _weights(network, config, batch)
     notes += said
     costs: dict[str, Cost] = {}
     sizes: Any = {"context": context, "batch": batch, "kv_itemsize": itemsize, "weight_bytes": parameters * weight_size}
-    sizes["state_bytes"] = state_bytes(_config(model), torch.float32 if itemsize == 4 else torch.bfloat16)
+    sizes["state_bytes"] = state_bytes(config, torch.float32 if itemsize == 4 else torch.bfloat16)
     if sizes["state_bytes"]:
         notes.append(f"K and V: with the states of recurrent layers, {sizes['state_bytes']:,} bytes of a row")
-    for entry in chosen:
-        plan, label = entry.plan(shape), entry.to_spec()
+    for label, entry in {one.to_spec(): one for one in chosen}.items():
+        plan = entry.plan(shape)
         costs[label] = cost_of(plan, entry.rectify, shape, **sizes, acceptance=acceptance)
         notes += [*(f"{label}: {note}" for note in costs[label].notes), *plan.notes]
     title = (
@@ -67,18 +70,8 @@ def _size(option: str, name: str, sizes: dict[str, float]) -> float:
     return sizes[name]
 
 
-def _chosen(specs: list[str] | None, model: str, shape: Shape) -> tuple[list[Policy], tuple[str, ...]]:
-    """The policies to count, dense first: every ceiling is quoted against it; and notes."""
-    usual = [Policy.create(name, method.usual(Known()).options) for name, method in policies().items()]
-    chosen, notes = resolve_all(("dense", *(specs or usual)), model, shape)
-    return list({policy.to_spec(): policy for policy in chosen}.values()), notes
-
-
-def _model(name: str | None, batch: int) -> tuple[ModelShape, int, list[str]]:
-    """Sizes of the named model, the weights that a step of a batch reads, and notes; from the configuration alone."""
-    config = _config(name)
-    network = skeleton_of(config, name)
-    shape = shape_of(config)
+def _weights(network: Any, config: Any, batch: int) -> tuple[int, list[str]]:
+    """The weights that a step of a batch reads, and notes; from the configuration alone."""
     inputs, head, notes = network.get_input_embeddings().weight, network.get_output_embeddings(), []
     if head is None or head.weight is not inputs:
         notes.append(f"weights: without the input embedding's {inputs.numel():,}, of which a step reads one row")
@@ -87,7 +80,7 @@ def _model(name: str | None, batch: int) -> tuple[ModelShape, int, list[str]]:
         notes.append("weights: all experts are counted, of which a small batch reads a few")
     elif experts:
         notes.append(f"weights: of the experts' {experts:,} what rows read that choose {chosen} each for themselves")
-    return shape, round(weights_read(network, batch)), notes
+    return round(weights_read(network, batch)), notes
 
 
 def _config(name: str | None) -> Any:

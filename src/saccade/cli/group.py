@@ -46,15 +46,11 @@ class NeedsEval(TyperCommand):
 
     def invoke(self, ctx: Any) -> Any:
         """Run, if everything is installed; see `click.Command.invoke`."""
-        need_eval("saccade" + ctx.command_path.removeprefix(ctx.find_root().command_path))
+        missing = [name for name in EVAL if find_spec(name) is None]
+        if missing:
+            what = "saccade" + ctx.command_path.removeprefix(ctx.find_root().command_path)
+            raise SaccadeError(f"{what} needs {', '.join(missing)}: {install('eval')}")
         return super().invoke(ctx)
-
-
-def need_eval(what: str) -> None:
-    """Raise a SaccadeError if `what` needs packages of the extra `[eval]` that are missing; nothing is imported."""
-    missing = [name for name in EVAL if find_spec(name) is None]
-    if missing:
-        raise SaccadeError(f"{what} needs {', '.join(missing)}: {install('eval')}")
 
 
 def _fail(message: str, code: int) -> NoReturn:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -11,8 +10,20 @@ import typer
 from ..checkpoints.preset_sizes import PRESETS
 
 
-def at_least(minimum: int, maximum: int = 2**31 - 1) -> Callable[[str], int]:
-    """A parser of whole numbers whose error names the value and the valid ones."""
+def number(metavar: str, help: str) -> Any:
+    """An option that takes a number; whoever reads it knows its range."""
+
+    def parse(text: str) -> float:
+        try:
+            return float(text)
+        except ValueError:
+            raise typer.BadParameter(f"{str(text)!r} is not valid; a number is, such as 0.5") from None
+
+    return typer.Option(parser=parse, metavar=metavar, help=help)
+
+
+def count(help: str, minimum: int = 1, maximum: int = 2**31 - 1, *, metavar: str = "N") -> Any:
+    """An option that takes a whole number."""
 
     def parse(text: str) -> int:
         try:
@@ -23,25 +34,7 @@ def at_least(minimum: int, maximum: int = 2**31 - 1) -> Callable[[str], int]:
             raise typer.BadParameter(f"{str(text)!r} is not valid; whole numbers from {minimum} to {maximum} are")
         return value
 
-    return parse
-
-
-def _number(text: str) -> float:
-    """A parser of numbers whose error names the value."""
-    try:
-        return float(text)
-    except ValueError:
-        raise typer.BadParameter(f"{str(text)!r} is not valid; a number is, such as 0.5") from None
-
-
-def number(metavar: str, help: str) -> Any:
-    """An option that takes a number; whoever reads it knows its range."""
-    return typer.Option(parser=_number, metavar=metavar, help=help)
-
-
-def count(help: str, minimum: int = 1, maximum: int = 2**31 - 1, *, metavar: str = "N") -> Any:
-    """An option that takes a whole number."""
-    return typer.Option(parser=at_least(minimum, maximum), metavar=metavar, help=help)
+    return typer.Option(parser=parse, metavar=metavar, help=help)
 
 
 def words(metavar: str, help: str) -> Any:

@@ -128,9 +128,7 @@ def until_stopped(
     return results
 
 
-def time_and_show(
-    job: GridJob, table: Callable[[Mapping[str, Any]], Table], json: Path | None, **more: Any
-) -> dict[str, Any]:
+def time_and_show(job: GridJob, table: Callable[[Mapping[str, Any]], Table], json: Path | None, **more: Any) -> None:
     """Run a benchmark under a bar, print its table and notes; after every setting the file holds all rows so far.
 
     `more` is what else the benchmark is told.
@@ -150,4 +148,3 @@ def time_and_show(
     console = output()
     console.print(table(results))
     say(console, *job.notes, *results.get("notes", ()))
-    return results

@@ -214,24 +214,22 @@ class Comparison:
             turns.reverse()
 
     def _time_one(self, reader: Reader, tokens: Sequence[int], tally: Tally) -> None:
-        """Time the decoding of given tokens, dense passes over earlier steps apart."""
+        """Time the decoding of given tokens, dense passes over earlier steps apart; of drafts nothing."""
         policy, phase = tally.policy, tally.policy.phase
-        if policy.rectify is None:
-            with sparsify(self.model, policy, tokenizer=self.tokenizer):
-                tally.seconds += list(reader.timed(tokens))[WARM_STEPS:]
-        elif policy.rectify.mode == "overwrite":
-            with sparsify(self.model, policy, tokenizer=self.tokenizer) as run, run.decoding():
-                for number, seconds in enumerate(reader.timed(tokens)):
-                    if phase.dense_at(number):
-                        tally.pass_seconds.append(seconds)
-                    elif number >= WARM_STEPS:
-                        tally.seconds.append(seconds)
-                # The question is shorter than a round: what is missing is decoded, so that its dense pass is timed too.
-                missing = phase.period - 1 - len(tokens)
-                if 0 <= missing < reader.room:
-                    if missing:
-                        reader.feed((list(tokens) * missing)[:missing], phase)
-                    tally.pass_seconds += reader.timed(tokens[:1])
+        if policy.rectify is not None and policy.rectify.mode == "verify":
+            return
+        with sparsify(self.model, policy, tokenizer=self.tokenizer) as run, run.decoding():
+            for number, seconds in enumerate(reader.timed(tokens)):
+                if phase.dense_at(number):
+                    tally.pass_seconds.append(seconds)
+                elif number >= WARM_STEPS:
+                    tally.seconds.append(seconds)
+            # The question is shorter than a round: what is missing is decoded, so that its dense pass is timed too.
+            missing = phase.period - 1 - len(tokens)
+            if 0 <= missing < reader.room:
+                if missing:
+                    reader.feed((list(tokens) * missing)[:missing], phase)
+                tally.pass_seconds += reader.timed(tokens[:1])
 
     def _probe(self, context: Context, advance: Callable[[str], None]) -> None:
         """Kept once every policy was told the text: rows are compared."""

@@ -84,7 +84,7 @@ def built_in_contexts(tokenizer: Any, *, length: int, limit: int, positions: int
     Raises:
         DocumentError: if the text has too few tokens for that, the model too few positions, or the facts no room.
     """
-    text = language_reference().evaluation
+    text = language_reference(held_out=True)
     ends = token_ends(tokenizer, text)
     if length > len(ends):
         raise DocumentError(f"--context {length}: the built-in document has only {len(ends)} tokens; pass --document")

@@ -6,7 +6,6 @@ name, so the split does not move when Python adds one.
 
 import sysconfig
 from collections.abc import Iterator
-from dataclasses import dataclass
 from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
@@ -20,35 +19,27 @@ _PACKAGES = ("torch", "scipy", "matplotlib", "numpy", "transformers")
 """Where text beyond the standard library comes from; transformers last, since its files quote one another."""
 
 
-@dataclass(frozen=True)
-class Reference:
-    """The language reference in two halves that share no paragraph."""
-
-    train: str
-    evaluation: str
-
-
 def _held_out(name: str, every: int) -> bool:
     return crc32(name.encode()) % every == every - 1
 
 
 @cache
-def language_reference() -> Reference:
-    """The topics of `pydoc_data` in alphabetical order, one in three of them held out for evaluation.
+def language_reference(*, held_out: bool = False) -> str:
+    """The topics of `pydoc_data` in alphabetical order; one in three is held out, for evaluation.
 
     Topics quote one another (`compound` contains `for`), so a paragraph is kept where it appears first,
-    and one that an evaluation topic contains never appears in the training half.
+    and one that a topic held out contains is in no other.
     """
     seen: set[str] = set()
     halves: dict[bool, list[str]] = {True: [], False: []}
-    for held_out in (True, False):
+    for half in (True, False):
         for name in sorted(topics):
-            if _held_out(name, 3) is held_out:
+            if _held_out(name, 3) is half:
                 for paragraph in topics[name].strip().split("\n\n"):
                     if (identity := " ".join(paragraph.split())) not in seen:
                         seen.add(identity)
-                        halves[held_out].append(paragraph)
-    return Reference(train="\n\n".join(halves[False]), evaluation="\n\n".join(halves[True]))
+                        halves[half].append(paragraph)
+    return "\n\n".join(halves[held_out])
 
 
 def library_sources(*, held_out: bool = False, characters: int = 4_000_000) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import tempfile
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 from typing import Any, Literal
 
@@ -77,7 +77,7 @@ class JsonLines:
             self._file.close()
 
 
-class ResultsFolder:
+class ResultsFolder(ExitStack):
     """A folder that is being written; files of an earlier run are overwritten.
 
     Raises:
@@ -85,22 +85,17 @@ class ResultsFolder:
     """
 
     def __init__(self, path: Path) -> None:
+        super().__init__()
         with writing(path, "results folder "):
             for name in (RESULTS, CONFIGURATION, REPORT):
                 # A stale result beside new answers would be taken for theirs.
                 (path / name).unlink(missing_ok=True)
-        self._lines = {name: JsonLines(path / name, "w") for name in (SAMPLES, GAZE, RECALL)}
+        names = (SAMPLES, GAZE, RECALL)
+        self._lines = {name: self.enter_context(closing(JsonLines(path / name, "w"))) for name in names}
 
     def add(self, name: str, record: dict[str, Any]) -> None:
         """Append to `SAMPLES` (answered questions), `GAZE` (where policies looked) or `RECALL` (of answer tokens)."""
         self._lines[name].add(record)
-
-    def __enter__(self) -> ResultsFolder:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        for lines in self._lines.values():
-            lines.close()
 
 
 def read_lines(path: Path) -> list[dict[str, Any]]:

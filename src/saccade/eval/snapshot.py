@@ -25,13 +25,12 @@ class Snapshot:
             # A number is of no row.
             return tensor.clone() if rows is None or tensor.dim() < 2 else tensor.index_select(0, rows)
 
-        return cls(full, tuple(map(_changed(chosen), _holders(cache, full))))
+        return cls(full, tuple(_changed(holder, chosen) for holder in _holders(cache, full)))
 
     def put_back(self, cache: Any) -> None:
         """Let the cache hold copies of it again; recurrent layers write into theirs."""
-        copied = _changed(torch.clone)
         for holder, held in zip(_holders(cache, self.full), self.held, strict=True):
-            holder.update(copied(held))
+            holder.update(_changed(held, torch.clone))
 
 
 def _holders(cache: Any, full: Collection[int]) -> Iterator[dict[str, Any]]:
@@ -40,14 +39,10 @@ def _holders(cache: Any, full: Collection[int]) -> Iterator[dict[str, Any]]:
     yield vars(cache)
 
 
-def _changed(change: Callable[[Tensor], Tensor]) -> Callable[[Any], Any]:
-    """What makes attributes anew, with `change` of every tensor in them, however deep; layers are left out."""
-
-    def of(value: Any) -> Any:
-        if isinstance(value, Tensor):
-            return change(value)
-        if isinstance(value, dict):
-            return {name: of(one) for name, one in value.items() if name != "layers"}
-        return [of(one) for one in value] if isinstance(value, list) else value
-
-    return of
+def _changed(value: Any, change: Callable[[Tensor], Tensor]) -> Any:
+    """Attributes made anew, with `change` of every tensor in them, however deep; layers are left out."""
+    if isinstance(value, Tensor):
+        return change(value)
+    if isinstance(value, dict):
+        return {name: _changed(one, change) for name, one in value.items() if name != "layers"}
+    return [_changed(one, change) for one in value] if isinstance(value, list) else value

@@ -18,16 +18,14 @@ LayerRecalls = list[MeanRecall | None]
 """Recalls of one token, layer by layer as the model counts them; None where a layer has no full attention."""
 
 
-def recalls_of(records: Recall, layers: Sequence[int] | None = None) -> list[LayerRecalls]:
-    """Recalls of every token as means over heads with a set; `layers` says which of the model's were measured."""
+def recalls_of(records: Recall, layers: Sequence[int]) -> list[LayerRecalls]:
+    """Recalls of every token as means over heads with a set; `layers` are those of the model's that were measured."""
     shares = (~records.attention.isnan()).float().mean(-1)
     tokens = torch.stack((records.attention.nanmean(-1), records.token.nanmean(-1), shares), -1).tolist()
     none = MeanRecall(None, None, 0.0)
     measured = ([MeanRecall(*layer) if layer[2] else none for layer in token] for token in tokens)
-    numbers = range(records.attention.shape[1]) if layers is None else layers
-    count = max(numbers, default=-1) + 1
-    placed = (dict(zip(numbers, token, strict=True)) for token in measured)
-    return [[token.get(layer) for layer in range(count)] for token in placed]
+    placed = (dict(zip(layers, token, strict=True)) for token in measured)
+    return [[token.get(layer) for layer in range(layers[-1] + 1)] for token in placed]
 
 
 class Tally:

@@ -88,7 +88,7 @@ def with_intervals(axes: Axes, at: Floats, values: Floats, ends: Sequence[Floats
     """Marks with whiskers between the `ends`, lower and upper, of each value's interval."""
     below = [max(value - low, 0.0) for value, (low, _) in zip(values, ends, strict=True)]
     above = [max(high - value, 0.0) for value, (_, high) in zip(values, ends, strict=True)]
-    axes.errorbar(at, values, yerr=[below, above], **{"linestyle": "none", **mark.style, **style})
+    axes.errorbar(at, values, yerr=[below, above], **{"linestyle": "none", **mark, **style})
 
 
 def heat_map(axes: Axes, values: Any, colors: str | Colormap, **style: Any) -> Any:

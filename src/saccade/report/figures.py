@@ -13,7 +13,7 @@ from matplotlib.patches import Rectangle
 from matplotlib.ticker import MaxNLocator, PercentFormatter
 
 from .drawing import IN_CELL, SHARES, canvas, heat_map, inline
-from .palette import DENSE, FACT, GRID, INK, PAPER, marks
+from .palette import FACT, GRID, INK, MUTED, PAPER, marks
 from .wording import Row
 
 _WIDTH, _LINE, _FONT = 6.4, 0.245, 9  # inches, inches of a policy at a budget, points
@@ -31,13 +31,13 @@ def accuracy(rows: Sequence[Row]) -> str:
         axes = figure.add_subplot()
         for row in rows:
             if row["label"] == "dense" and row["n"]:
-                axes.axvspan(*row["interval"], color=DENSE.color, alpha=0.18, linewidth=0, label="dense, its interval")
-                axes.axvline(row["correct"] / row["n"], color=DENSE.color, linestyle="dashed", linewidth=1.2)
+                axes.axvspan(*row["interval"], color=MUTED, alpha=0.18, linewidth=0, label="dense, its interval")
+                axes.axvline(row["correct"] / row["n"], color=MUTED, linestyle="dashed", linewidth=1.2)
         drawn = marks(row["label"] for row in sparse)
         for line, row in enumerate(sparse):
             mark = drawn[row["label"]]
-            axes.plot(row["interval"], [line, line], color=mark.color, linewidth=1.6, alpha=0.7)
-            axes.plot(row["correct"] / row["n"], line, **mark.style, markersize=6.5, linestyle="none")
+            axes.plot(row["interval"], [line, line], color=mark["color"], linewidth=1.6, alpha=0.7)
+            axes.plot(row["correct"] / row["n"], line, **mark, markersize=6.5, linestyle="none")
         _name_budgets(axes, sparse)
         axes.set_xlim(-0.02, 1.02)
         axes.xaxis.set_major_formatter(PercentFormatter(1.0))
@@ -52,12 +52,12 @@ def times(rows: Sequence[Row]) -> str:
         axes = figure.add_subplot()
         drawn = marks(row["label"] for row in _sparse(rows))
         for line, row in enumerate(sparse):
-            axes.barh(line, row["ms_per_token"], height=0.55, color=drawn[row["label"]].color, alpha=0.75)
+            axes.barh(line, row["ms_per_token"], height=0.55, color=drawn[row["label"]]["color"], alpha=0.75)
             told = f" {row['speedup']:.2f}x" if row["speedup"] else ""
             axes.text(row["ms_per_token"], line, told, va="center", fontsize=_FONT - 1, color=INK, bbox=_OVER)
         for row in rows:
             if row["label"] == "dense" and row["ms_per_token"]:
-                axes.axvline(row["ms_per_token"], color=DENSE.color, linestyle="dashed", linewidth=1.2)
+                axes.axvline(row["ms_per_token"], color=MUTED, linestyle="dashed", linewidth=1.2)
         _name_budgets(axes, sparse)
         axes.margins(x=0.1)
         axes.set_xlim(left=0)

@@ -36,10 +36,9 @@ def labels(specs: Iterable[str], kv_heads: int = 0, layers: int = 0) -> dict[str
     return found
 
 
-def full_layers(environment: Mapping[str, Any], count: int = 0) -> list[int]:
-    """Layers with full attention as the model counts them; of results that do not tell, all, `count` if that is new."""
-    told: list[int] | None = environment.get("full_layers")
-    return list(range(environment.get("layers", count))) if told is None else told
+def full_layers(environment: Mapping[str, Any]) -> list[int]:
+    """Layers with full attention as the model counts them; of results that do not tell, all."""
+    return list(environment.get("full_layers", range(environment.get("layers", 0))))
 
 
 def family(spec: str) -> str:

@@ -9,7 +9,7 @@ from typing import Any
 import numpy
 from rich.table import Table
 
-from ..calibrate.reselecting import name
+from ..calibrate.layers import name
 from ..files import replace_text
 from .drawing import as_svg, canvas, headline
 from .palette import FACT, GRID, INK

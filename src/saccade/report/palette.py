@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
 from itertools import cycle
 from typing import Any
 
@@ -33,24 +32,12 @@ _COLORS = ("#e69f00", "#009e73", "#cc79a7", "#0072b2", "#d55e00", "#56b4e9", "#6
 # Eleven and eight have no common divisor, so 88 policies differ in one or the other.
 _MARKERS = ("s", "^", "D", "o", "v", "P", "X", "*", "<", ">", "h")
 
-
-@dataclass(frozen=True, slots=True)
-class Mark:
-    """How one policy is drawn: colour and marker."""
-
-    color: str
-    marker: str
-
-    @property
-    def style(self) -> dict[str, Any]:
-        """As arguments of a drawing call."""
-        return {"color": self.color, "marker": self.marker}
-
-
-DENSE = Mark(MUTED, "_")
+Mark = Mapping[str, Any]
+"""How one policy is drawn: `color` and `marker`, as a drawing call takes them."""
 
 
 def marks(labels: Iterable[str]) -> dict[str, Mark]:
     """A mark for every policy label, in order of appearance; dense is grey."""
     sparse = [label for label in dict.fromkeys(labels) if label != "dense"]
-    return {"dense": DENSE, **dict(zip(sparse, map(Mark, cycle(_COLORS), cycle(_MARKERS)), strict=False))}
+    drawn = {"dense": (MUTED, "_"), **dict(zip(sparse, zip(cycle(_COLORS), cycle(_MARKERS)), strict=False))}
+    return {label: {"color": color, "marker": marker} for label, (color, marker) in drawn.items()}

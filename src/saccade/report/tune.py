@@ -145,10 +145,10 @@ def _family(axes: Axes, label: str, rows: Sequence[Row], mark: Mark, size: float
     ends = [(_shown(row), _ratio(row)) for row in rows]
     with_intervals(axes, places, ratios, ends, mark, marker="none", linewidth=1, alpha=0.7)
     for row, place, ratio in zip(rows, places, ratios, strict=True):
-        face = mark.color if row["status"] == "kept" else "white"
+        face = mark["color"] if row["status"] == "kept" else "white"
         width = 3.5 if row["shown"] is None else 6.5
-        axes.plot(place, ratio, **mark.style, markerfacecolor=face, markersize=width, linestyle="")
-    axes.plot([], [], **mark.style, markersize=6.5, linestyle="", label=label)
+        axes.plot(place, ratio, **mark, markerfacecolor=face, markersize=width, linestyle="")
+    axes.plot([], [], **mark, markersize=6.5, linestyle="", label=label)
 
 
 def _ratio(row: Row) -> float:

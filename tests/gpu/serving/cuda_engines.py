@@ -156,7 +156,7 @@ def scheduled(engine: LLM, name: str) -> Any:
 @cache
 def text() -> list[int]:
     """Held-out text as token ids of the bundled model."""
-    ids: list[int] = AutoTokenizer.from_pretrained(model_path())(language_reference().evaluation)["input_ids"]
+    ids: list[int] = AutoTokenizer.from_pretrained(model_path())(language_reference(held_out=True))["input_ids"]
     return ids
 
 

@@ -83,7 +83,7 @@ async def stream(client: AsyncOpenAI, number: int, prompt: list[int]) -> Heard:
 
 async def streams(server: Running) -> list[Heard]:
     reader = AutoTokenizer.from_pretrained(MODEL)
-    text = reader(language_reference().evaluation)["input_ids"]
+    text = reader(language_reference(held_out=True))["input_ids"]
     async with AsyncOpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0, timeout=300) as client:
         prompts = [text[start : start + length] for start, length, _ in ASKS]
         return await asyncio.gather(*(stream(client, number, prompt) for number, prompt in enumerate(prompts)))
