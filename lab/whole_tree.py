@@ -12,9 +12,9 @@ from torch import Tensor
 from saccade.kernels._cluster_tree import ClusterTree, SearchWidths
 from saccade.kernels._flat import host_bounds
 from saccade.kernels.chunk_keys.api import chunk_keys
-from saccade.methods.lychee_cluster import plan
 from saccade.methods.method import Method
 from saccade.methods.options import AtLeastOne, Budget, FirstDense, Options
+from saccade.methods.quest import plan
 from saccade.selection.clusters.groups import Groups
 from saccade.selection.clusters.plant import plant
 from saccade.selection.clusters.search import cluster_search
