@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import torch
 from torch import Tensor
 
-from saccade.kernels._flat import RowReader, host_bounds
+from saccade.kernels._flat import flatten, host_bounds
 from saccade.kernels._gather import grouped
 from saccade.kernels._softmax import capped, weights_of
-from saccade.types import KVView, Pooling, Softmax
+from saccade.types import KVView, Pooling, Rows, Softmax
 
 _BLOCK = 16384
 """Tokens whose numbers are widened at a time: all of 128K took 1.7 times as long (`docs/log.md`)."""
@@ -45,24 +47,34 @@ def dense_decode_scores(
 def _raw_scores(queries: Tensor, kv: KVView) -> Tensor:
     """Scores `[B, Hkv, r, max_len]` of queries `[B, Hkv, r, d]`."""
     raw = queries.new_full((*queries.shape[:3], kv.rows.max_len), -torch.inf)
-    for row, (start, length) in enumerate(host_bounds(kv.rows)):
-        keys = RowReader(kv.k, kv.rows, row, start, length)
-        for head in range(kv.kv_heads):
-            for first in range(0, length, _BLOCK):
-                last = min(first + _BLOCK, length)
-                torch.mm(
-                    queries[row, head], keys.read(head, first, last).float().t(), out=raw[row, head, :, first:last]
-                )
+    for row, head, here, keys in _blocks(kv.k, kv.rows):
+        torch.mm(queries[row, head], keys.t(), out=raw[row, head, :, here])
     return raw
 
 
 def _mix(weights: Tensor, kv: KVView) -> Tensor:
     """Outputs `[B, Hkv, g, d]` from weights `[B, Hkv, g, max_len]`."""
     out = weights.new_zeros((*weights.shape[:3], kv.head_dim))
-    for row, (start, length) in enumerate(host_bounds(kv.rows)):
-        values = RowReader(kv.v, kv.rows, row, start, length)
-        for head in range(kv.kv_heads):
-            for first in range(0, length, _BLOCK):
-                last = min(first + _BLOCK, length)
-                out[row, head].addmm_(weights[row, head, :, first:last], values.read(head, first, last).float())
+    for row, head, here, values in _blocks(kv.v, kv.rows):
+        out[row, head].addmm_(weights[row, head, :, here], values)
     return out
+
+
+def _blocks(storage: Tensor, rows: Rows) -> Iterator[tuple[int, int, slice, Tensor]]:
+    """Row, KV head, logical positions and tokens `[n, d]` in float32: views where a row has one page, else gathered."""
+    page, flat = storage.shape[1], flatten(storage)
+    for row, (start, length) in enumerate(host_bounds(rows)):
+        only, offset = divmod(start, page)
+        apart = offset + length > page
+        if apart:
+            slots = torch.arange(start, start + length, device="cpu")
+            pages = rows.page_table[row].long().index_select(0, slots // page)
+            places = pages * flat.page + slots % page * flat.slot
+        for head in range(storage.shape[2]):
+            for first in range(0, length, _BLOCK):
+                here = slice(first, min(first + _BLOCK, length))
+                if apart:
+                    tokens = flat.table.index_select(0, places[here] + head * flat.head)
+                else:
+                    tokens = storage[int(rows.page_table[row, only]), offset + here.start : offset + here.stop, head]
+                yield row, head, here, tokens.float()
