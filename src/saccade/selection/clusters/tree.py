@@ -71,11 +71,11 @@ class ClusterTree(Planted):
         return sum(tensor.nbytes for tensor in self.tensors().values())
 
     def tensors(self) -> dict[str, Tensor]:
-        return {field.name: getattr(self, field.name) for field in fields(self)}
+        return {field.name: getattr(self, field.name) for field in fields(ClusterTree)}
 
     def heads(self, start: int, stop: int) -> ClusterTree:
         """The tree of KV heads `start..stop`; shares memory."""
-        return replace(self, **{name: tensor[:, start:stop] for name, tensor in own(self).items()})
+        return ClusterTree(**{**self.tensors(), **{name: tensor[:, start:stop] for name, tensor in own(self).items()}})
 
 
 def distance(one: Tensor, other: Tensor) -> Tensor:
