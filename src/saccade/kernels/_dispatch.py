@@ -32,8 +32,7 @@ def choose(
     known: tuple[tuple[Implementation, Refusal | None], ...] = (("native", native), ("cpu", cpu), ("triton", triton))
     if implementation == "auto":
         for name, refusal in known:
-            # Triton's interpreter is for tests, which name it.
-            if refusal is not None and not (name == "triton" and interpreting()) and refusal() is None:
+            if refusal is not None and _unasked(name) and refusal() is None:
                 return name
         return "reference"
     refusals = {name: refusal for name, refusal in known if refusal is not None}
@@ -65,3 +64,8 @@ def choose_attention(
     )
     # The C library alone knows tiles.
     return chosen, kv if chosen == "native" else kv.in_rows()
+
+
+def _unasked(name: Implementation) -> bool:
+    """Whether an implementation may run that nobody named: Triton's interpreter is for tests."""
+    return name != "triton" or not interpreting()
