@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
@@ -47,21 +47,30 @@ def dense_decode_scores(
 def _raw_scores(queries: Tensor, kv: KVView) -> Tensor:
     """Scores `[B, Hkv, r, max_len]` of queries `[B, Hkv, r, d]`."""
     raw = queries.new_full((*queries.shape[:3], kv.rows.max_len), -torch.inf)
-    for row, head, here, keys in _blocks(kv.k, kv.rows):
+
+    def score(row: int, head: int, here: slice, keys: Tensor) -> None:
         torch.mm(queries[row, head], keys.t(), out=raw[row, head, :, here])
+
+    _over_blocks(kv.k, kv.rows, score)
     return raw
 
 
 def _mix(weights: Tensor, kv: KVView) -> Tensor:
     """Outputs `[B, Hkv, g, d]` from weights `[B, Hkv, g, max_len]`."""
     out = weights.new_zeros((*weights.shape[:3], kv.head_dim))
-    for row, head, here, values in _blocks(kv.v, kv.rows):
+
+    def add(row: int, head: int, here: slice, values: Tensor) -> None:
         out[row, head].addmm_(weights[row, head, :, here], values)
+
+    _over_blocks(kv.v, kv.rows, add)
     return out
 
 
-def _blocks(storage: Tensor, rows: Rows) -> Iterator[tuple[int, int, slice, Tensor]]:
-    """Row, KV head, logical positions and tokens `[n, d]` in float32: views where a row has one page, else gathered."""
+def _over_blocks(storage: Tensor, rows: Rows, take: Callable[[int, int, slice, Tensor], None]) -> None:
+    """Let `take` have row, KV head, logical positions and tokens `[n, d]` in float32: a view of one page, or gathered.
+
+    One block after the other, so that the next lies where the last has lain, in the processor's cache.
+    """
     page, flat = storage.shape[1], flatten(storage)
     for row, (start, length) in enumerate(host_bounds(rows)):
         only, offset = divmod(start, page)
@@ -74,7 +83,7 @@ def _blocks(storage: Tensor, rows: Rows) -> Iterator[tuple[int, int, slice, Tens
             for first in range(0, length, _BLOCK):
                 here = slice(first, min(first + _BLOCK, length))
                 if apart:
-                    tokens = flat.table.index_select(0, places[here] + head * flat.head)
+                    take(row, head, here, flat.table.index_select(0, places[here] + head * flat.head).float())
                 else:
-                    tokens = storage[int(rows.page_table[row, only]), offset + here.start : offset + here.stop, head]
-                yield row, head, here, tokens.float()
+                    inside = slice(offset + here.start, offset + here.stop)
+                    take(row, head, here, storage[int(rows.page_table[row, only]), inside, head].float())
