@@ -21,11 +21,11 @@ from saccade.checkpoints.load import DTYPES
 from saccade.decode.state import own_indexes
 from saccade.errors import PolicyError, SaccadeError
 from saccade.eval.output import whole_numbers
-from saccade.kernels._cluster_tree import ClusterTree
 from saccade.plans.plan import Plan, layer_roles
 from saccade.recipes.machine import environment
 from saccade.selection.clusters.index import ClusterLayer
 from saccade.selection.clusters.selector import ClusterSelector
+from saccade.selection.clusters.tree import ClusterTree
 from saccade.selection.index import Index
 from saccade.selection.rules import TopK
 from saccade.selection.scorers.exact import ExactScorer

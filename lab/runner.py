@@ -15,7 +15,6 @@ from saccade.adapters.hf.run import Run
 from saccade.bench.rows import quartiles
 from saccade.checkpoints.shape import shape_of
 from saccade.checkpoints.traffic import weights_read
-from saccade.decode.indexes import Updates
 from saccade.plans.cost import cost_of
 from saccade.plans.plan import Plan
 from saccade.recipes.machine import synchronize
@@ -92,9 +91,7 @@ class Runner:
     def _index_seconds(self) -> float:
         """Time that updates of the indexes have taken so far, their first build left out."""
         session = session_of(self.cache)
-        indexes = None if session is None else session.state.indexes
-        updates = getattr(indexes, "updates", None)
-        return updates.later if isinstance(updates, Updates) else 0.0
+        return 0.0 if session is None else session.state.indexes.later_seconds
 
     def kv_bytes(self) -> tuple[int, int]:
         """Bytes of the cached keys and values, and of the buffers that hold them."""

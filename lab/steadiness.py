@@ -10,9 +10,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from saccade.adapters.hf.cache import session_of
-from saccade.kernels._cluster_tree import ClusterTree
 from saccade.kernels._mass_tree import MassTree
 from saccade.plans.roles import HeadSpan
+from saccade.selection.clusters.tree import ClusterTree
 from saccade.types import KVView, Selection, Softmax
 
 _NEVER = -(2**31)

@@ -9,18 +9,17 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor
 
-from saccade.kernels._cluster_tree import ClusterTree, SearchWidths
 from saccade.kernels._flat import host_bounds
 from saccade.kernels.chunk_keys.api import chunk_keys
-from saccade.methods.lychee_cluster import plan
 from saccade.methods.method import Method
 from saccade.methods.options import AtLeastOne, Budget, FirstDense, Options
+from saccade.methods.quest import plan
 from saccade.selection.clusters.groups import Groups
 from saccade.selection.clusters.plant import plant
-from saccade.selection.clusters.search import cluster_search
+from saccade.selection.clusters.search import SearchWidths, cluster_search
 from saccade.selection.clusters.selector import ClusterSelector
 from saccade.selection.clusters.settings import MOST_UNITS, ClusterSettings
-from saccade.selection.clusters.tree import empty_trees, of_layer, write
+from saccade.selection.clusters.tree import ClusterTree, empty_trees, of_layer, write
 from saccade.selection.index import Index, KeySizes, SlotSizes
 from saccade.text.feed import TokenFeed
 from saccade.types import KVView, Selection

@@ -6,8 +6,8 @@ from typing import Any
 
 from saccade.decode.indexes import Indexes
 from saccade.decode.state import own_indexes
-from saccade.kernels._cluster_tree import ClusterTree
 from saccade.plans.plan import Plan, layer_roles
+from saccade.selection.clusters.tree import ClusterTree
 from saccade.selection.selector import Selector
 from saccade.text.history import TokenHistory
 from saccade.types import ModelShape

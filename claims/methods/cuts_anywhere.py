@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Any
 
-from saccade.methods.lychee_cluster import LycheeClusterOptions, plan
+from saccade.methods.lychee_cluster import LycheeClusterOptions
 from saccade.methods.method import Method
+from saccade.methods.quest import plan
 from saccade.selection.clusters.mass_selector import ChunkSelector
 from saccade.selection.clusters.selector import ClusterSelector
 from saccade.text.levels import Codes
@@ -45,8 +46,7 @@ class CutsAnywhereOptions(LycheeClusterOptions):
     @property
     def selector(self) -> Any:
         ours: Any = super().selector
-        settings = {field.name: getattr(ours, field.name) for field in fields(ours)}
-        return {ChunkSelector: _Chunks, ClusterSelector: _Clusters}[type(ours)](**settings)
+        return {ChunkSelector: _Chunks, ClusterSelector: _Clusters}[type(ours)](**vars(ours))
 
 
 SOURCE = "LycheeCluster, arXiv 2603.08453, appendix B"

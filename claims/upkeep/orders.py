@@ -7,10 +7,10 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 from lab.whole_tree import WholeTreeLayer
-from saccade.kernels._cluster_tree import ClusterTree
 from saccade.kernels.chunk_keys.api import chunk_keys
 from saccade.selection.clusters.index import ClusterLayer
 from saccade.selection.clusters.settings import ClusterSettings
+from saccade.selection.clusters.tree import ClusterTree
 from saccade.types import KVView, Selection
 
 from .names import Order

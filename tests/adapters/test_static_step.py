@@ -181,7 +181,7 @@ def _index_memory(decoding: Decoding) -> list[int]:
         return [id(part) for index in indexes._held.values() for part in (index.lower, index.upper)]
     layers = {} if indexes.index is None else indexes.index.layers
     trees = [one.tree for one in layers.values()]
-    return [id(part) for tree in trees for name in tree.__slots__ if (part := getattr(tree, name)) is not None]
+    return [id(getattr(tree, name)) for tree in trees for name in tree.__dataclass_fields__]
 
 
 def in_cache(decoding: Decoding) -> Session:

@@ -7,7 +7,7 @@ from test_spherical_kmeans import unit
 from torch import Tensor
 
 from saccade.kernels.spherical_kmeans.api import member_means
-from saccade.selection.clusters.mass_plant import alike
+from saccade.selection.clusters.mass_index import alike
 
 
 def planted(keys: Tensor, counts: Tensor, made: Tensor) -> tuple[Tensor, ...]:

@@ -15,9 +15,8 @@ from hypothesis import strategies as st
 from kernel_checks import fewer
 from torch import Tensor
 
-from saccade.kernels._chunk_sets import lay_out
-from saccade.kernels._cluster_tree import ClusterTree, SearchWidths
-from saccade.selection.clusters.search import cluster_search
+from saccade.selection.clusters.search import SearchWidths, cluster_search, lay_out
+from saccade.selection.clusters.tree import ClusterTree
 from saccade.types import Selection
 
 DIM = 4

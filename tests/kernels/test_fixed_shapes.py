@@ -8,7 +8,6 @@ import pytest
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from saccade.kernels._chunk_sets import fill_budget
 from saccade.kernels.chunk_keys.api import chunk_keys
 from saccade.kernels.dense_decode_scores.api import decode_scores, dense_decode_scores
 from saccade.kernels.hybrid_decode.api import hybrid_decode
@@ -17,7 +16,8 @@ from saccade.kernels.rank_union.api import rank_union
 from saccade.kernels.sparse_decode.api import sparse_decode
 from saccade.kernels.spherical_kmeans.api import member_means, spherical_kmeans
 from saccade.kernels.topk.api import topk
-from saccade.selection.clusters.ordered import ordered_clusters
+from saccade.selection.clusters.plant import ordered_clusters
+from saccade.selection.clusters.search import fill_budget
 from saccade.types import KVView, Rows, Selection, Softmax
 
 

@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from saccade.kernels._cluster_tree import Planted
-from saccade.selection.clusters.ordered import ordered_clusters
+from saccade.selection.clusters.plant import ordered_clusters
+from saccade.selection.clusters.tree import Planted
 
 Call = tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]
 """Keys, labels, centroids, parents, tops and lengths."""

@@ -33,9 +33,8 @@ from quantised import (
 from saccade.kernels._dispatch import Implementation
 from saccade.kernels._native import library as native
 from saccade.kernels.page_bounds.api import page_scores
-from saccade.selection.index import NewTokens
 from saccade.selection.scorers.page_bounds import PageBounds, PageBoundScorer
-from saccade.types import Pooling, Rows
+from saccade.types import Pooling
 
 
 @needs_the_library
@@ -110,20 +109,13 @@ def test_many_updates(layout: str) -> None:
 
 
 def test_the_index_of_a_scorer_follows_its_table() -> None:
-    """Updated, scored, narrowed to heads and reordered through the table; its memory is never copied."""
+    """Scored and narrowed to heads through the table."""
     case = make_case(lengths=[37, 20])
-    blocks = bounds_of(case, 4, 2)
-    index, scorer, rows = PageBounds(blocks.lower, blocks.upper, 4, blocks.table), PageBoundScorer(4), case.kv.rows
-    index.update(case.kv, NewTokens(rows, 37))
+    blocks = filled(bounds_of(case, 4, 2), case, 4)
+    index, scorer = PageBounds(blocks.lower, blocks.upper, 4, blocks.table), PageBoundScorer(4)
     whole = scorer.score(case.q, case.kv, index)
     expect_page_scores(whole, case, 4, 10, "max")
     assert torch.equal(scorer.score(case.q[:, 2:], case.kv.heads(1, 2), index.heads(1, 2)), whole[:, 1:])
-    swap = torch.tensor([1, 0])
-    index.permute(swap)
-    turned = Rows(rows.page_table[swap], rows.row_start[swap], rows.seq_lens[swap], rows.max_len)
-    assert torch.equal(scorer.score(case.q[swap], replace(case.kv, rows=turned), index), whole[swap])
-    index.reserve(10**6)
-    assert index.lower is blocks.lower and index.upper is blocks.upper
 
 
 @needs_the_library

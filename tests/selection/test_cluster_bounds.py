@@ -15,10 +15,10 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from saccade.decode.indexes import Indexes
-from saccade.kernels._cluster_tree import ClusterTree
 from saccade.kernels.chunk_keys.api import chunk_keys
 from saccade.selection.clusters.index import ClusterIndex, ClusterLayer
 from saccade.selection.clusters.selector import ClusterSelector
+from saccade.selection.clusters.tree import ClusterTree
 from saccade.selection.index import KeySizes, SlotSizes, Views
 from saccade.text.history import TokenHistory
 from saccade.types import Intake, KVView, Rows, Selection

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from saccade.errors import PolicyError
-from saccade.methods.lychee_cluster import LycheeClusterOptions, plan
+from saccade.methods.lychee_cluster import METHOD, LycheeClusterOptions
 from saccade.methods.options import parse_options
 from saccade.selection.clusters.mass_selector import ChunkSelector
 from saccade.selection.clusters.selector import ClusterSelector
@@ -47,10 +47,10 @@ SHAPE = ModelShape(layers=4, query_heads=4, kv_heads=2, head_dim=8)
 
 def test_the_plan() -> None:
     options = parse_options("lychee_cluster", LycheeClusterOptions, {"budget": 512, "rectify": 32})
-    made = plan(options, SHAPE)
+    made = METHOD.plan(options, SHAPE)
     assert made.selector == ChunkSelector(budget=512, every=32, replant=16, spread=3)
     paper = parse_options("lychee_cluster", LycheeClusterOptions, {"budget": 512, "form": "paper", "cluster_size": 4})
-    assert plan(paper, SHAPE).selector == ClusterSelector(budget=512, cluster_size=4)
+    assert METHOD.plan(paper, SHAPE).selector == ClusterSelector(budget=512, cluster_size=4)
     assert made.roles.layers == ((Role.DENSE,) * 2,) * 2 + ((Role.SELECT,) * 2,) * 2
     assert LycheeClusterOptions.model_validate(options.model_dump(mode="json")) == options
 

@@ -23,8 +23,8 @@ from saccade.adapters.vllm.worker.requests import RequestRow
 from saccade.decode.attend import attend
 from saccade.decode.counters import Counters
 from saccade.decode.state import DecodeState
-from saccade.kernels._cluster_tree import ClusterTree
 from saccade.methods.policy import Policy
+from saccade.selection.clusters.tree import ClusterTree
 from saccade.types import KVView, Rows, Softmax
 
 

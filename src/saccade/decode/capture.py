@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -33,17 +32,6 @@ def reasons_against_capture(plan: Plan, rectify: Rectify | None, observers: Sequ
     return reasons
 
 
-@dataclass(frozen=True, slots=True)
-class _Kept:
-    """Of one span: queries `[R, Hq', d]`, ids int32 `[R, G, M]` and counts int32 `[R, G]` of R rows."""
-
-    q: Tensor
-    ids: Tensor
-    counts: Tensor
-    unit: int
-    softmax: Softmax
-
-
 class KeptSteps:
     """An `Observer` of steps that nobody sees on the host: every step overwrites what the one before it has left.
 
@@ -55,7 +43,8 @@ class KeptSteps:
 
     def __init__(self, plan: Plan, group: int, rows: int) -> None:
         self._plan, self._group, self._rows = plan, group, rows
-        self._held: dict[tuple[int, int], _Kept] = {}
+        # By layer and first head: queries and sets of as many rows.
+        self._held: dict[tuple[int, int], tuple[Tensor, Selection, Softmax]] = {}
 
     def observe(
         self, layer: int, span: HeadSpan, q: Tensor, kv: KVView, selection: Selection | None, softmax: Softmax
@@ -64,12 +53,12 @@ class KeptSteps:
             return
         key, batch = (layer, span.start), len(q)
         if key not in self._held:
-            q_room, ids, counts = (
+            queries, ids, counts = (
                 part.new_zeros((self._rows, *part.shape[1:])) for part in (q, selection.ids, selection.counts)
             )
-            self._held[key] = _Kept(q_room, ids, counts, selection.unit, softmax)
-        held = self._held[key]
-        for memory, part in ((held.q, q), (held.ids, selection.ids), (held.counts, selection.counts)):
+            self._held[key] = queries, Selection(ids, counts, selection.unit), softmax
+        queries, sets, _ = self._held[key]
+        for memory, part in ((queries, q), (sets.ids, selection.ids), (sets.counts, selection.counts)):
             memory[:batch].copy_(part)
 
     def measure(
@@ -89,5 +78,6 @@ class KeptSteps:
                     queries = torch.empty(batch, (span.stop - span.start) * self._group, 0, device="cpu")
                     recall.observe(layer, span, queries, heads, None, Softmax(1.0), counted)
                 else:
-                    selection = Selection(held.ids[:batch], held.counts[:batch], held.unit)
-                    recall.observe(layer, span, held.q[:batch], heads, selection, held.softmax, counted)
+                    queries, sets, softmax = held
+                    selection = Selection(sets.ids[:batch], sets.counts[:batch], sets.unit)
+                    recall.observe(layer, span, queries[:batch], heads, selection, softmax, counted)

@@ -17,11 +17,13 @@ class Indexes(ABC):
     """Indexes of one batch of sequences.
 
     Attributes:
-        updates: how long they took.
+        build_seconds: that the first update of every layer took.
+        later_seconds: that all others took; of a device's only what its host needs.
     """
 
     def __init__(self) -> None:
-        self.updates = Updates()
+        self.build_seconds = self.later_seconds = 0.0
+        self._built = set[int]()
 
     def begin(self, past: int, clean: int) -> None:  # noqa: B027  # those of one batch override it
         """Start a call on a cache of `past` slots: whatever was beyond them has been taken back.
@@ -41,32 +43,15 @@ class Indexes(ABC):
     @abstractmethod
     def nbytes(self) -> int: ...
 
-    @property
-    def build_seconds(self) -> float:
-        return self.updates.first
-
-
-class Updates:
-    """Runs the updates of one batch's indexes.
-
-    Attributes:
-        first: seconds that the first of every layer took.
-        later: of all others; of a device's only what its host needs.
-    """
-
-    def __init__(self) -> None:
-        self.first = self.later = 0.0
-        self._built = set[int]()
-
-    def run(self, layer: int, kv: KVView, update: Callable[[int, KVView], None]) -> None:
-        """Run one of a layer."""
+    def timed(self, layer: int, kv: KVView, update: Callable[[int, KVView], None]) -> None:
+        """Run an update of a layer."""
         start = time.perf_counter()
         update(layer, kv)
         if layer in self._built:
-            self.later += time.perf_counter() - start
+            self.later_seconds += time.perf_counter() - start
             return
         # Once per layer and cache, so waiting for the device costs nothing that anybody would notice.
         if kv.k.is_cuda:
             torch.cuda.synchronize(kv.k.device)
-        self.first += time.perf_counter() - start
+        self.build_seconds += time.perf_counter() - start
         self._built.add(layer)

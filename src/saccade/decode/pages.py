@@ -35,7 +35,7 @@ class PageIndexes(Indexes):
             self._held[layer] = index
         length, covered = kv.rows.max_len, self._covered.get(layer, 0)
         if length != covered and (layer not in self._covered or self._completes(kv.rows, length - covered)):
-            self.updates.run(layer, kv, self._update)
+            self.timed(layer, kv, self._update)
         return self._held[layer]
 
     def permute(self, rows: Tensor) -> None:

@@ -60,7 +60,7 @@ class RowSlots(Slots):
         layer = self._plan.sources.get(layer, layer)
         # Else it was followed before the step.
         if kv.rows.bounds is not None and layer in self._plan.refreshing:
-            self.updates.run(layer, kv, self._take_in)
+            self.timed(layer, kv, self._take_in)
         return super().of(layer, kv)
 
     def permute(self, rows: Tensor) -> None:

@@ -29,15 +29,13 @@ def choose(
     triton: Refusal | None = None,
 ) -> Implementation:
     """The implementation that runs: the requested one, or the first that does not refuse, else the reference."""
+    known: tuple[tuple[Implementation, Refusal | None], ...] = (("native", native), ("cpu", cpu), ("triton", triton))
     if implementation == "auto":
-        # First and by itself, as it is asked in every layer of every step.
-        if native is not None and _unasked("native") and native() is None:
-            return "native"
-        others: tuple[tuple[Implementation, Refusal | None], ...] = (("cpu", cpu), ("triton", triton))
-        asked = (name for name, refusal in others if refusal is not None and _unasked(name) and refusal() is None)
-        return next(asked, "reference")
-    known: dict[Implementation, Refusal | None] = {"native": native, "cpu": cpu, "triton": triton}
-    refusals = {name: refusal for name, refusal in known.items() if refusal is not None}
+        for name, refusal in known:
+            if refusal is not None and _unasked(name) and refusal() is None:
+                return name
+        return "reference"
+    refusals = {name: refusal for name, refusal in known if refusal is not None}
     if implementation == "reference":
         return implementation
     if implementation not in refusals:

@@ -67,26 +67,3 @@ def host_bounds(rows: Rows) -> tuple[tuple[int, int], ...]:
     if rows.bounds is not None:
         return rows.bounds
     return tuple(zip(rows.row_start.tolist(), rows.seq_lens.tolist(), strict=True))
-
-
-class RowReader:
-    """The tokens of one batch row: a view where its slots are contiguous, else gathered."""
-
-    def __init__(self, storage: Tensor, rows: Rows, row: int, start: int, length: int) -> None:
-        page = storage.shape[1]
-        first, last = start // page, (start + length - 1) // page
-        self._tokens: Tensor | None = None
-        if first == last:
-            offset = start % page
-            self._tokens = storage[int(rows.page_table[row, first]), offset : offset + length].transpose(0, 1)
-            return
-        self._flat = flatten(storage)
-        slots = torch.arange(start, start + length, device="cpu")
-        pages = rows.page_table[row].long().index_select(0, slots // page)
-        self._index = pages * self._flat.page + slots % page * self._flat.slot
-
-    def read(self, head: int, start: int, stop: int) -> Tensor:
-        """Tokens `[stop - start, d]` of a KV head at logical positions `start..stop`."""
-        if self._tokens is not None:
-            return self._tokens[head, start:stop]
-        return self._flat.table.index_select(0, self._index[start:stop] + head * self._flat.head)

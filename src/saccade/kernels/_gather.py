@@ -18,10 +18,11 @@ def locate(rows: Rows, positions: Tensor, page: int) -> tuple[Tensor, Tensor]:
     return rows.page_table.long().gather(1, slots // page), slots % page
 
 
-def gather_tokens(storage: Tensor, scale: Tensor | None, rows: Rows, positions: Tensor) -> Tensor:
-    """Float32 keys or values `[B, N, Hkv, d]` at logical positions `[B, N]`, the same for all heads."""
-    pages, offsets = locate(rows, positions, storage.shape[1])
-    tokens = storage[pages, offsets].float()
+def gather_tokens(
+    storage: Tensor, scale: Tensor | None, rows: Rows, positions: Tensor, dtype: torch.dtype = torch.float32
+) -> Tensor:
+    """Keys or values `[B, N, Hkv, d]` at logical positions `[B, N]`, the same for all heads."""
+    tokens = storage[locate(rows, positions, storage.shape[1])].to(dtype)
     return tokens if scale is None else tokens * scale.expand(storage.shape[2])[:, None]
 
 

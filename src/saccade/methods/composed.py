@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Annotated, Literal
 
-from ..plans.plan import Plan, dense_unless_told, layer_roles
+from ..plans.plan import Plan, layer_roles
 from ..selection.mass import MassSelector
 from ..selection.rules import RankUnion, Ratio
 from ..selection.rules.framed import FrameableRule, units_of
@@ -121,7 +121,7 @@ class ComposedOptions(CutOptions):
 def plan(options: ComposedOptions, shape: ModelShape) -> Plan:
     """What the options say; publishers whose scorer dense attention does not compute refresh from the index."""
     if options.roles == "select":
-        return Plan(options.selector, layer_roles(shape, dense_unless_told(shape, options.dense_layers)))
+        return Plan(options.selector, layer_roles(shape, options.dense_layers))
     dense_layers = 2 if options.dense_layers is None else options.dense_layers
     return Plan(options.selector, *roles_of(options.roles, shape, dense_layers))
 

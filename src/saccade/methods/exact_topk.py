@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from ..plans.plan import Plan, dense_unless_told, layer_roles
 from ..selection.scorers.exact import ExactScorer
 from ..selection.selector import ScoredSelector, pooling_of
-from ..types import ModelShape
 from ._cut import CutOptions
 from .method import Method
 from .options import FirstDense, Heads, RectifyField
+from .quest import plan
 
 
 class ExactTopKOptions(CutOptions):
@@ -19,11 +18,9 @@ class ExactTopKOptions(CutOptions):
     dense_layers: FirstDense = None
     rectify: RectifyField = None
 
-
-def plan(options: ExactTopKOptions, shape: ModelShape) -> Plan:
-    """Each layer after the dense ones keeps the top `budget` tokens by q·k, the current one among them."""
-    selector = ScoredSelector(ExactScorer(pooling_of(options.heads)), options.cut, options.heads)
-    return Plan(selector, layer_roles(shape, dense_unless_told(shape, options.dense_layers)))
+    @property
+    def selector(self) -> ScoredSelector:
+        return ScoredSelector(ExactScorer(pooling_of(self.heads)), self.cut, self.heads)
 
 
 METHOD = Method(

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from ..plans.plan import Plan, reselecting_roles
 from ..selection.rules import RankUnion
 from ..selection.scorers.exact import ExactScorer
 from ..selection.selector import ScoredSelector
-from ..types import ModelShape
 from .method import RECTIFIED, Method, reselecting
 from .options import DEFAULT_BUDGET, Budget, DenseLayers, Options, Recent, RectifyField, Reselect, Sinks
+from .tidal import plan
 
 
 class LessIsMoreOptions(Options):
@@ -23,13 +22,9 @@ class LessIsMoreOptions(Options):
 
     @property
     def selector(self) -> ScoredSelector:
+        """Every query head's ranking merged rank by rank into one set."""
         rule = RankUnion(budget=self.budget, sinks=self.sinks, recent=self.recent)
         return ScoredSelector(ExactScorer("each"), rule, heads="all")
-
-
-def plan(options: LessIsMoreOptions, shape: ModelShape) -> Plan:
-    """Merge every query head's ranking rank by rank into one set; all heads and following layers attend to it."""
-    return Plan(options.selector, *reselecting_roles(shape, options.dense_layers, options.reselect))
 
 
 METHOD = Method(

@@ -6,13 +6,12 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from ..plans.plan import Plan, dense_unless_told, layer_roles
 from ..selection.clusters.mass_selector import ChunkSelector
 from ..selection.clusters.selector import ClusterSelector
 from ..selection.selector import Selector
-from ..types import ModelShape
 from .method import Method
 from .options import AtLeastOne, Budget, FirstDense, Options, RectifyField, Sinks, Spread, moved
+from .quest import plan
 
 
 class LycheeClusterOptions(Options):
@@ -58,11 +57,6 @@ class LycheeClusterOptions(Options):
                 raise ValueError(f"{name}={getattr(self, name)} belongs to form=paper: form=mass ranks single chunks")
         if self.form == "paper" and self.spread is not None:
             raise ValueError(f"spread={self.spread:g} belongs to form=mass, but the form is paper")
-
-
-def plan(options: Any, shape: ModelShape) -> Plan:
-    """Every layer behind the dense ones searches its own index; of options with a selector and `dense_layers`."""
-    return Plan(options.selector, layer_roles(shape, dense_unless_told(shape, options.dense_layers)))
 
 
 METHOD = Method(

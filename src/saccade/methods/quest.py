@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from pydantic import model_validator
 
-from ..plans.plan import Plan, dense_unless_told, layer_roles
+from ..plans.plan import Plan, layer_roles
 from ..selection.rules import TopK
 from ..selection.scorers.page_bounds import PageBoundScorer
 from ..selection.selector import ScoredSelector, pooling_of
@@ -27,6 +29,12 @@ class QuestOptions(Options):
     dense_layers: FirstDense = None
     rectify: RectifyField = None
 
+    @property
+    def selector(self) -> ScoredSelector:
+        """Pages scored by sum_j max(q_j * min_j, q_j * max_j), the best budget // page of them."""
+        scorer = PageBoundScorer(self.page, pooling_of(self.heads))
+        return ScoredSelector(scorer, TopK(self.budget, self.min_pages, self.keep_last), self.heads)
+
     @model_validator(mode="after")
     def _holds_a_page(self) -> QuestOptions:
         if self.budget < self.page and self.min_pages == 1:
@@ -34,11 +42,9 @@ class QuestOptions(Options):
         return self
 
 
-def plan(options: QuestOptions, shape: ModelShape) -> Plan:
-    """Score pages by sum_j max(q_j * min_j, q_j * max_j), keep budget // page, as `min_pages` and `keep_last` say."""
-    scorer = PageBoundScorer(options.page, pooling_of(options.heads))
-    selector = ScoredSelector(scorer, TopK(options.budget, options.min_pages, options.keep_last), options.heads)
-    return Plan(selector, layer_roles(shape, dense_unless_told(shape, options.dense_layers)))
+def plan(options: Any, shape: ModelShape) -> Plan:
+    """Every layer behind the dense ones chooses its own set; of options with a selector and `dense_layers`."""
+    return Plan(options.selector, layer_roles(shape, options.dense_layers))
 
 
 METHOD = Method(

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
-from ..plans.plan import Plan, layer_roles
 from ..plans.rectify import Rectify
 from ..selection.rules import Ratio
 from ..selection.scorers.page_bounds import PageBoundScorer
 from ..selection.selector import ScoredSelector
-from ..types import ModelShape
 from .method import Method
 from .options import AtLeastOne, DenseLayers, Options, Page, RectifyField, Share
+from .quest import plan
 
 
 class ReSAOptions(Options):
@@ -32,13 +31,9 @@ class ReSAOptions(Options):
 
     @property
     def selector(self) -> ScoredSelector:
+        """Pages scored by the group's mean query, n = max(min_pages, ceil(M * ratio)) of M (equations 3 and 4)."""
         rule = Ratio(self.ratio, minimum=self.min_pages, local=self.local_pages)
         return ScoredSelector(PageBoundScorer(self.page, "mean"), rule)
-
-
-def plan(options: ReSAOptions, shape: ModelShape) -> Plan:
-    """Score pages by the group's mean query, keep n = max(min_pages, ceil(M * ratio)) of M (equations 3 and 4)."""
-    return Plan(options.selector, layer_roles(shape, options.dense_layers))
 
 
 METHOD = Method(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from ..plans.plan import Plan, reselecting_roles
 from ..selection.scorers.exact import ExactScorer
 from ..selection.selector import ScoredSelector, pooling_of
@@ -20,11 +22,14 @@ class TidalOptions(CutOptions):
     dense_layers: DenseLayers = 2
     rectify: RectifyField = None
 
+    @property
+    def selector(self) -> ScoredSelector:
+        return ScoredSelector(ExactScorer(pooling_of(self.heads)), self.cut, self.heads)
 
-def plan(options: TidalOptions, shape: ModelShape) -> Plan:
-    """Publishing layers attend densely and keep the top `budget` tokens by q·k, the current one among them."""
-    selector = ScoredSelector(ExactScorer(pooling_of(options.heads)), options.cut, options.heads)
-    return Plan(selector, *reselecting_roles(shape, options.dense_layers, options.reselect))
+
+def plan(options: Any, shape: ModelShape) -> Plan:
+    """Publishing layers attend densely and choose; of options with a selector, `dense_layers` and `reselect`."""
+    return Plan(options.selector, *reselecting_roles(shape, options.dense_layers, options.reselect))
 
 
 METHOD = Method(

@@ -7,9 +7,9 @@ from typing import Annotated
 from pydantic import Field
 
 from ..selection.clusters.mass_selector import TokenSelector
-from .lychee_cluster import plan
 from .method import Method
 from .options import AtLeastOne, Budget, FirstDense, Heads, Options, RectifyField, Sinks, Spread
+from .quest import plan
 
 
 class TokenClustersOptions(Options):

@@ -85,27 +85,20 @@ class Plan:
         return self.owns_index and self.new_slots(NOWHERE, 1, fixed=True) is None
 
 
-def dense_unless_told(shape: ModelShape, told: int | None) -> int:
-    """How many first layers are dense where every layer chooses: unless told two, as Quest has it.
-
-    None beside layers of other kinds: two of a few are much of what is read, and no answer needed them (`docs/log.md`,
-    2026-11-24). Where sets are reused, answers do.
-    """
-    if told is not None:
-        return told
-    return 0 if shape.kinds else 2
-
-
 def layer_roles(
-    shape: ModelShape, dense_layers: int, refresh: Role = Role.SELECT, at: Collection[int] | None = None
+    shape: ModelShape, dense_layers: int | None, refresh: Role = Role.SELECT, at: Collection[int] | None = None
 ) -> RoleMap:
     """Dense layers first; then every layer refreshes its set, as in Quest, or those of `at` do and the others reuse it.
 
-    Of the layers with full attention; `at` names them as the model does.
+    Of the layers with full attention; `at` names them as the model does. Not told, two are dense, as Quest has it; none
+    beside layers of other kinds: two of a few are much of what is read, and no answer needed them where every layer
+    chooses (`docs/log.md`, 2026-11-24).
 
     Raises:
         PolicyError: no layer is left to select at.
     """
+    if dense_layers is None:
+        dense_layers = 0 if shape.kinds else 2
     refuse_all_dense(shape, dense_layers)
     full = shape.full_layers
     roles = dict.fromkeys(full[:dense_layers], Role.DENSE)

@@ -11,7 +11,7 @@ from torch import Tensor
 from ..errors import PolicyError
 from ..text.levels import Codes, break_codes
 from ..types import HeadGrouping, KVView, Pooling, Rows, Selection
-from .costs import SCORE_BYTES, Bytes, Costs
+from .costs import SCORE_BYTES, Bytes
 from .index import Index, PageIndex, SlotIndex, SlotSizes
 
 
@@ -93,8 +93,8 @@ class Rule(ABC):
         return self.fixed_size and self.size(length, unit) * unit >= length
 
 
-class Selector(Costs):
-    """Chooses the set that heads attend to. Frozen: all that changes lives in the index.
+class Selector(ABC):
+    """Chooses the set that heads attend to, and counts what that moves. Frozen: all that changes lives in the index.
 
     Attributes:
         heads: how many sets a layer has.
@@ -105,14 +105,12 @@ class Selector(Costs):
         reads_text: whether that index looks at the tokens' text, so that somebody must know their ids.
         codes: what it looks at: numbers of the vocabulary's pieces.
         granule: tokens of a row's last unit, if it is chosen unseen and an index may wait until it is full; else 1.
+        assumption: what the byte counts assume about the text or the scores, in words.
     """
 
     __slots__ = ()
+    heads: HeadGrouping = "kv"
     owns_index = False
-
-    @property
-    def heads(self) -> HeadGrouping:
-        return "kv"
 
     @property
     def fused_pooling(self) -> Pooling | None:
@@ -149,6 +147,34 @@ class Selector(Costs):
     @abstractmethod
     def select(self, q: Tensor, kv: KVView, index: Index | None, scores: Tensor | None, scale: float) -> Selection:
         """The set for q `[B, Hq, d]`; `scores` are those stored by dense attention, if it ran just before."""
+
+    @property
+    def assumption(self) -> str | None:
+        return None
+
+    @abstractmethod
+    def size(self, length: int) -> int:
+        """Tokens that one set reads of a row of `length`; of pages all tokens."""
+
+    def frame(self, length: int) -> tuple[int, int] | None:
+        """First and last tokens that are in every set of a row of `length`, whatever their scores; None: not said."""
+        return None
+
+    def covers(self, length: int) -> bool:
+        """Whether a row of `length` tokens is always chosen whole."""
+        return self.size(length) >= length
+
+    def scores(self, length: int, group: int) -> Bytes:
+        """Scores written and read again for the cut, per KV head of `group` query heads."""
+        return Bytes()
+
+    def search(self, length: int, head_dim: int, itemsize: float) -> Bytes:
+        """What making the scores reads per KV head, where dense attention does not make them anyway."""
+        return Bytes()
+
+    def upkeep(self, length: int, appended: int, rewritten: int, head_dim: int, itemsize: float) -> Bytes:
+        """What the index of a row costs per KV head for `appended` new tokens behind `rewritten` ones."""
+        return Bytes()
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,7 +17,7 @@ from test_spherical_kmeans import (  # noqa: F401 - of the kernels
 )
 
 from saccade.kernels.spherical_kmeans import api, reference, triton
-from saccade.selection.clusters.mass_plant import alike
+from saccade.selection.clusters.mass_index import alike
 from walking import in_turn
 
 

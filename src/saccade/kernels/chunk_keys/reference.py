@@ -2,28 +2,24 @@
 
 from __future__ import annotations
 
-from typing import Literal
-
 import torch
 from torch import Tensor
 
 from saccade.kernels._gather import gather_tokens
 from saccade.types import KVView
 
-RunPooling = Literal["mean", "max"]
-
 BLOCK = 4096
 """Tokens whose keys are copied at a time."""
 
 
-def pool(kv: KVView, edges: Tensor, longest: int, pooling: RunPooling) -> Tensor:
+def pool(kv: KVView, edges: Tensor, longest: int, pooling: str) -> Tensor:
     """Pooled keys float32 `[B, Hkv, C, d]`."""
     wide = max(BLOCK // (edges.shape[0] * longest), 1)
     blocks = [_pool(kv, edges[:, i : i + wide + 1], longest, pooling) for i in range(0, edges.shape[1] - 1, wide)]
     return torch.cat(blocks, dim=2)
 
 
-def _pool(kv: KVView, edges: Tensor, longest: int, pooling: RunPooling) -> Tensor:
+def _pool(kv: KVView, edges: Tensor, longest: int, pooling: str) -> Tensor:
     positions = edges[:, :-1, None] + torch.arange(longest, device=edges.device)
     tokens = gather_tokens(kv.k, kv.k_scale, kv.rows, positions.flatten(1)).flatten(0, 1)
     # Every other run is what was read behind a chunk.

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 
-from saccade.kernels._flat import RowReader, host_bounds
+from saccade.kernels._flat import flatten, host_bounds
 from saccade.kernels._gather import grouped
 from saccade.kernels._softmax import capped, weights_of
-from saccade.types import KVView, Pooling, Softmax
+from saccade.types import KVView, Pooling, Rows, Softmax
 
 _BLOCK = 16384
 """Tokens whose numbers are widened at a time: all of 128K took 1.7 times as long (`docs/log.md`)."""
@@ -45,24 +47,43 @@ def dense_decode_scores(
 def _raw_scores(queries: Tensor, kv: KVView) -> Tensor:
     """Scores `[B, Hkv, r, max_len]` of queries `[B, Hkv, r, d]`."""
     raw = queries.new_full((*queries.shape[:3], kv.rows.max_len), -torch.inf)
-    for row, (start, length) in enumerate(host_bounds(kv.rows)):
-        keys = RowReader(kv.k, kv.rows, row, start, length)
-        for head in range(kv.kv_heads):
-            for first in range(0, length, _BLOCK):
-                last = min(first + _BLOCK, length)
-                torch.mm(
-                    queries[row, head], keys.read(head, first, last).float().t(), out=raw[row, head, :, first:last]
-                )
+
+    def score(row: int, head: int, here: slice, keys: Tensor) -> None:
+        torch.mm(queries[row, head], keys.t(), out=raw[row, head, :, here])
+
+    _over_blocks(kv.k, kv.rows, score)
     return raw
 
 
 def _mix(weights: Tensor, kv: KVView) -> Tensor:
     """Outputs `[B, Hkv, g, d]` from weights `[B, Hkv, g, max_len]`."""
     out = weights.new_zeros((*weights.shape[:3], kv.head_dim))
-    for row, (start, length) in enumerate(host_bounds(kv.rows)):
-        values = RowReader(kv.v, kv.rows, row, start, length)
-        for head in range(kv.kv_heads):
-            for first in range(0, length, _BLOCK):
-                last = min(first + _BLOCK, length)
-                out[row, head].addmm_(weights[row, head, :, first:last], values.read(head, first, last).float())
+
+    def add(row: int, head: int, here: slice, values: Tensor) -> None:
+        out[row, head].addmm_(weights[row, head, :, here], values)
+
+    _over_blocks(kv.v, kv.rows, add)
     return out
+
+
+def _over_blocks(storage: Tensor, rows: Rows, take: Callable[[int, int, slice, Tensor], None]) -> None:
+    """Let `take` have row, KV head, logical positions and tokens `[n, d]` in float32: a view of one page, or gathered.
+
+    One block after the other, so that the next lies where the last has lain, in the processor's cache.
+    """
+    page, flat = storage.shape[1], flatten(storage)
+    for row, (start, length) in enumerate(host_bounds(rows)):
+        only, offset = divmod(start, page)
+        apart = offset + length > page
+        if apart:
+            slots = torch.arange(start, start + length, device="cpu")
+            pages = rows.page_table[row].long().index_select(0, slots // page)
+            places = pages * flat.page + slots % page * flat.slot
+        for head in range(storage.shape[2]):
+            for first in range(0, length, _BLOCK):
+                here = slice(first, min(first + _BLOCK, length))
+                if apart:
+                    take(row, head, here, flat.table.index_select(0, places[here] + head * flat.head).float())
+                else:
+                    inside = slice(offset + here.start, offset + here.stop)
+                    take(row, head, here, storage[int(rows.page_table[row, only]), inside, head].float())

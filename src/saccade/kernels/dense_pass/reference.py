@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from saccade.kernels._gather import locate
+from saccade.kernels._gather import gather_tokens
 from saccade.kernels._softmax import capped, weights_of
 from saccade.types import KVView, Softmax
 
@@ -16,12 +16,8 @@ def dense_pass(q: Tensor, kv: KVView, softmax: Softmax) -> Tensor:
     # Models in float64 exist to be compared with.
     dtype = torch.promote_types(q.dtype, torch.float32)
     positions = torch.arange(kv.rows.max_len, device=device).expand(batch, -1)
-    places = locate(kv.rows, positions, kv.page)
-    keys, values = kv.k[places].to(dtype), kv.v[places].to(dtype)
-    if kv.k_scale is not None:
-        keys = keys * kv.k_scale.expand(kv.kv_heads)[:, None]
-    if kv.v_scale is not None:
-        values = values * kv.v_scale.expand(kv.kv_heads)[:, None]
+    keys = gather_tokens(kv.k, kv.k_scale, kv.rows, positions, dtype)
+    values = gather_tokens(kv.v, kv.v_scale, kv.rows, positions, dtype)
     # A group's heads at all n places are further queries of its KV head.
     queries = q.to(dtype).reshape(batch, kv.kv_heads, group * count, head_dim)
     own = kv.rows.seq_lens[:, None] - count + torch.arange(count, device=device)

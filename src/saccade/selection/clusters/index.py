@@ -9,7 +9,6 @@ from itertools import groupby
 import torch
 from torch import Tensor
 
-from ...kernels._cluster_tree import ClusterTree, SearchWidths
 from ...kernels._flat import host_bounds
 from ...kernels.chunk_keys.api import chunk_keys
 from ...text.table import ChunkTable
@@ -17,9 +16,9 @@ from ...types import Intake, KVView, Rows, Selection
 from ..index import SlotSizes, Views
 from .groups import Groups, touched
 from .plant import plant
-from .search import cluster_search
+from .search import SearchWidths, cluster_search
 from .settings import ClusterSettings
-from .tree import arranged, empty_trees, groups_of, of_layer, write
+from .tree import ClusterTree, arranged, empty_trees, groups_of, of_layer, write
 
 TOGETHER = 1024
 """Groups of a head that are planted together: each needs half a megabyte meanwhile, and fewer leave a device idle."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from math import gcd
 
 import torch
 from torch import Tensor
@@ -12,11 +13,10 @@ from torch.nn.functional import pad
 from ...kernels._mass_tree import MassSettings, MassTree
 from ...kernels.chunk_keys.api import token_keys
 from ...kernels.cluster_mass.api import cluster_mass
-from ...kernels.spherical_kmeans.api import member_means
+from ...kernels.spherical_kmeans.api import member_means, spherical_kmeans
 from ...text.table import ChunkTable
 from ...types import Intake, KVView
 from ..index import SlotSizes, Views
-from .mass_plant import alike
 from .runs import Runs, chunk_runs, token_runs
 from .settings import ClusterSettings
 from .token_settings import TokenSettings
@@ -24,6 +24,9 @@ from .tree import put
 
 TOGETHER = {"cpu": 2**10}
 """Tokens of all heads that are looked at together, elsewhere 2^18: each takes some two keys in float32 meanwhile."""
+
+ITERATIONS = 4
+"""Of k-means: 10 instead of 3 held .001 or .002 more of attention on two models (docs/log.md)."""
 
 
 class MassIndex:
@@ -206,3 +209,18 @@ class MassLayer:
         if (start, stop) == (0, self.tree.sizes.shape[1]):
             return self
         return MassLayer(self.owner, self.tree.heads(start, stop))
+
+
+def alike(tokens: Tensor, counts: Tensor, clusters: int, made: Tensor) -> Tensor:
+    """Labels int64 `[P, W]` of the first `counts` `[P]` of float32 `[P, W, d]`, in `made` `[P]` of `clusters`.
+
+    The tokens behind must be zeros. Keys are compared by direction from their mean: what all have in common moves no
+    softmax, and would make all alike.
+    """
+    # In two steps: a GPU adds up many in parts, whose number depends on what else is added up.
+    total = tokens.unflatten(1, (-1, gcd(tokens.shape[1], 64))).sum(2).sum(1, keepdim=True)
+    away = tokens - total / counts.clamp(min=1)[:, None, None]
+    lengths = torch.linalg.vector_norm(away, dim=-1, keepdim=True)
+    away.div_(torch.where(lengths > 0, lengths, 1.0))
+    labels, _ = spherical_kmeans(away, clusters, counts=counts, cluster_counts=made, iterations=ITERATIONS)
+    return labels

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import fields, replace
+from dataclasses import dataclass, fields, replace
 
 import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from ...kernels._cluster_tree import ClusterTree, Planted
 from ..index import KeySizes
 from .groups import Groups
 from .settings import ClusterSettings
@@ -17,6 +16,77 @@ _COUNTED = {"members": "chunks", "offsets": "chunks", "numbers": "clusters", "un
 """What a tensor's numbers are numbers of."""
 
 _BEYOND = 2**31 - 1
+# One unit in the last place upwards, so that rounding float64 to float32 never shrinks a radius.
+_INFLATION = 1 + 2.0**-23
+
+
+@dataclass(frozen=True, slots=True)
+class Planted:
+    """Planted groups of at most S chunks in at most L clusters in at most U units; numbers of what is absent are 0.
+
+    Attributes:
+        unit_centroids, unit_radii, unit_tokens: of each unit; a unit without tokens is absent.
+        unit_offsets: `[..., U]`, the first cluster of each unit in the group.
+        centroids, radii: of each cluster.
+        numbers: a cluster's number before they were put in order of their units: who wins a tie.
+        offsets: `[..., L]`, the first of each cluster's members in the group.
+        members: of a cluster the latest first.
+    """
+
+    unit_centroids: Tensor
+    unit_radii: Tensor
+    unit_offsets: Tensor
+    unit_tokens: Tensor
+    centroids: Tensor
+    radii: Tensor
+    numbers: Tensor
+    offsets: Tensor
+    members: Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterTree(Planted):
+    """Slots of one index each, which rows of a batch enter and leave: coarse units over clusters over chunks of tokens.
+
+    A unit without tokens is none, wherever it lies: nothing else of it means anything. A unit's clusters are
+    neighbours; chunks lie in order of position.
+
+    Attributes:
+        unit_centroids, unit_radii: `[R, H, P, d]` in the cache's dtype and float32 `[R, H, P]`.
+        unit_offsets: int32 `[R, H, P + 1]`, unit p has clusters `unit_offsets[p]..unit_offsets[p + 1]`.
+        unit_tokens: int32 `[R, H, P]`, tokens in a unit's chunks.
+        centroids, radii: `[R, H, L, d]` and `[R, H, L]` of the clusters, likewise.
+        numbers: int32 `[R, H, L]`.
+        offsets: int32 `[R, H, L + 1]`, cluster c has chunks `members[offsets[c]..offsets[c + 1]]`.
+        members: int32 `[R, H, C]`, numbers of chunks.
+        edges: int32 `[R, E]`, as many as there are or more: chunk i has logical positions `edges[i]..edges[i + 1]`.
+        ends: int32 `[R]`, where the last chunk ends; 0 where nothing is indexed.
+    """
+
+    edges: Tensor
+    ends: Tensor
+
+    @property
+    def nbytes(self) -> int:
+        return sum(tensor.nbytes for tensor in self.tensors().values())
+
+    def tensors(self) -> dict[str, Tensor]:
+        return {field.name: getattr(self, field.name) for field in fields(ClusterTree)}
+
+    def heads(self, start: int, stop: int) -> ClusterTree:
+        """The tree of KV heads `start..stop`; shares memory."""
+        return ClusterTree(**{**self.tensors(), **{name: tensor[:, start:stop] for name, tensor in own(self).items()}})
+
+
+def distance(one: Tensor, other: Tensor) -> Tensor:
+    """In float64, where rounding is far below the inflation of a radius."""
+    found: Tensor = torch.linalg.vector_norm(one.double() - other.double(), dim=-1)
+    return found
+
+
+def rounded_up(radii: Tensor) -> Tensor:
+    """Float32 that is not below float64 `radii`."""
+    return (radii * _INFLATION).float()
 
 
 def empty_trees(

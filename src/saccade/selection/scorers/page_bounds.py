@@ -20,7 +20,7 @@ class PageBounds:
 
     Attributes:
         lower, upper: `[B, Hkv, P, d]` in the cache's dtype, which holds them exactly, P growing with the cache; with a
-            table `[blocks, Hkv, P, d]` by strides, borrowed like the cache whose blocks they follow.
+            table `[blocks, Hkv, P, d]` by strides, borrowed like the cache whose blocks they follow: only searched.
         page: tokens per page.
         table: int32 `[B, n]`, blocks of each row: page p of row b lies at `[table[b, p // P], :, p % P]`. None: block b
             is all of row b.
@@ -34,14 +34,10 @@ class PageBounds:
     def update(self, kv: KVView, new: NewTokens) -> None:
         # One more: they wait until the next page is full.
         self.reserve(-(-kv.rows.max_len // self.page) + 1)
-        start, count = new.start, new.count
-        update_page_bounds(self.lower, self.upper, kv, page=self.page, start=start, count=count, table=self.table)
+        update_page_bounds(self.lower, self.upper, kv, page=self.page, start=new.start, count=new.count)
 
     def permute(self, rows: Tensor) -> None:
-        if self.table is None:
-            self.lower, self.upper = self.lower.index_select(0, rows), self.upper.index_select(0, rows)
-        else:
-            self.table = self.table.index_select(0, rows)
+        self.lower, self.upper = self.lower.index_select(0, rows), self.upper.index_select(0, rows)
 
     def heads(self, start: int, stop: int) -> PageBounds:
         if (start, stop) == (0, self.lower.shape[1]):
@@ -53,9 +49,7 @@ class PageBounds:
         return self.lower.nbytes + self.upper.nbytes
 
     def reserve(self, pages: int) -> None:
-        """Make room for so many pages of any row; borrowed bounds have the room that they have."""
-        if self.table is not None:
-            return
+        """Make room for so many pages of any row."""
         held = self.lower.shape[2]
         if pages <= held:
             return
