@@ -9,19 +9,19 @@ LIMITS = {
     "rows of the import table beside adapters.vllm": 19,
     "imports against the table": 0,
     "files that import in a circle": 0,
-    "lines of Python in src": 30_660,
-    "of them measuring": 9_400,
+    "lines of Python in src": 30_440,
+    "of them measuring": 9_280,
     "lines of C in src": 3_381,
     "longest file outside kernels": 400,
     "hard dependencies": 6,
     "lines of tests": 40_280,
     "cases of make test and make walk": 2_885,
     "lines of claims": 7_162,
-    "lines of lab": 712,
+    "lines of lab": 708,
     "lines of benchmarks": 4_680,
     "lines of tables": 992,
     "lines of testbed": 2_534,
-    "words by hand, the log left out": 13_205,
+    "words by hand, the log left out": 13_035,
 }
 """A row shrinks. It grows by an allowance, which stands below, and by nothing else; a test reads the history."""
 

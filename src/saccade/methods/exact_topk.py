@@ -5,9 +5,9 @@ from __future__ import annotations
 from ..selection.scorers.exact import ExactScorer
 from ..selection.selector import ScoredSelector, pooling_of
 from ._cut import CutOptions
+from ._plans import every_layer
 from .method import Method
 from .options import FirstDense, Heads, RectifyField
-from .quest import plan
 
 
 class ExactTopKOptions(CutOptions):
@@ -28,6 +28,6 @@ METHOD = Method(
     "the best tokens by exact scores, in every layer: slow, the measure of the others",
     "-",
     ExactTopKOptions,
-    plan,
+    every_layer,
     tuned=(),
 )

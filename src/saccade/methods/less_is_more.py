@@ -5,9 +5,9 @@ from __future__ import annotations
 from ..selection.rules import RankUnion
 from ..selection.scorers.exact import ExactScorer
 from ..selection.selector import ScoredSelector
+from ._plans import some_layers
 from .method import RECTIFIED, Method, reselecting
 from .options import DEFAULT_BUDGET, Budget, DenseLayers, Options, Recent, RectifyField, Reselect, Sinks
-from .tidal import plan
 
 
 class LessIsMoreOptions(Options):
@@ -32,7 +32,7 @@ METHOD = Method(
     "tidal's layers with one token set for all heads and a recent window",
     "LessIsMore, arXiv 2508.07101",
     LessIsMoreOptions,
-    plan,
+    some_layers,
     usual=reselecting,
     tuned=({}, RECTIFIED),
 )

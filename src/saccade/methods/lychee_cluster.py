@@ -9,9 +9,9 @@ from pydantic import Field
 from ..selection.clusters.mass_selector import ChunkSelector
 from ..selection.clusters.selector import ClusterSelector
 from ..selection.selector import Selector
+from ._plans import every_layer
 from .method import Method
 from .options import AtLeastOne, Budget, FirstDense, Options, RectifyField, Sinks, Spread, moved
-from .quest import plan
 
 
 class LycheeClusterOptions(Options):
@@ -64,5 +64,5 @@ METHOD = Method(
     "chunks cut where the text breaks, ranked by the attention mass that they should draw",
     "LycheeCluster, arXiv 2603.08453",
     LycheeClusterOptions,
-    plan,
+    every_layer,
 )

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from pydantic import model_validator
 
-from ..plans.plan import Plan, layer_roles
 from ..selection.rules import TopK
 from ..selection.scorers.page_bounds import PageBoundScorer
 from ..selection.selector import ScoredSelector, pooling_of
-from ..types import ModelShape
+from ._plans import every_layer
 from .method import RECTIFIED, Method
 from .options import DEFAULT_BUDGET, AtLeastOne, Budget, FirstDense, Heads, Options, Page, RectifyField
 
@@ -42,16 +39,11 @@ class QuestOptions(Options):
         return self
 
 
-def plan(options: Any, shape: ModelShape) -> Plan:
-    """Every layer behind the dense ones chooses its own set; of options with a selector and `dense_layers`."""
-    return Plan(options.selector, layer_roles(shape, options.dense_layers))
-
-
 METHOD = Method(
     "quest",
     "the best pages by key bounds, in every layer",
     "Quest, arXiv 2406.10774",
     QuestOptions,
-    plan,
+    every_layer,
     tuned=({}, RECTIFIED),
 )

@@ -8,9 +8,9 @@ from ..plans.rectify import Rectify
 from ..selection.rules import Ratio
 from ..selection.scorers.page_bounds import PageBoundScorer
 from ..selection.selector import ScoredSelector
+from ._plans import every_layer
 from .method import Method
 from .options import AtLeastOne, DenseLayers, Options, Page, RectifyField, Share
-from .quest import plan
 
 
 class ReSAOptions(Options):
@@ -37,5 +37,9 @@ class ReSAOptions(Options):
 
 
 METHOD = Method(
-    "resa", "a share of the pages by key bounds, with dense rectification", "ReSA, arXiv 2506.04108", ReSAOptions, plan
+    "resa",
+    "a share of the pages by key bounds, with dense rectification",
+    "ReSA, arXiv 2506.04108",
+    ReSAOptions,
+    every_layer,
 )

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any
-
-from ..plans.plan import Plan, reselecting_roles
 from ..selection.scorers.exact import ExactScorer
 from ..selection.selector import ScoredSelector, pooling_of
-from ..types import ModelShape
 from ._cut import CutOptions
+from ._plans import some_layers
 from .method import Method, reselecting
 from .options import DenseLayers, Heads, RectifyField, Reselect
 
@@ -27,16 +24,11 @@ class TidalOptions(CutOptions):
         return ScoredSelector(ExactScorer(pooling_of(self.heads)), self.cut, self.heads)
 
 
-def plan(options: Any, shape: ModelShape) -> Plan:
-    """Publishing layers attend densely and choose; of options with a selector, `dense_layers` and `reselect`."""
-    return Plan(options.selector, *reselecting_roles(shape, options.dense_layers, options.reselect))
-
-
 METHOD = Method(
     "tidal",
     "a few layers select tokens by exact scores, the others reuse them",
     "TidalDecode, arXiv 2410.05076",
     TidalOptions,
-    plan,
+    some_layers,
     usual=reselecting,
 )

@@ -7,9 +7,9 @@ from typing import Annotated
 from pydantic import Field
 
 from ..selection.clusters.mass_selector import TokenSelector
+from ._plans import every_layer
 from .method import Method
 from .options import AtLeastOne, Budget, FirstDense, Heads, Options, RectifyField, Sinks, Spread
-from .quest import plan
 
 
 class TokenClustersOptions(Options):
@@ -41,5 +41,5 @@ METHOD = Method(
     "clusters of single tokens, ranked by the attention mass that they should draw",
     "-",
     TokenClustersOptions,
-    plan,
+    every_layer,
 )
