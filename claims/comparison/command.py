@@ -15,7 +15,7 @@ def compare(
     context: Annotated[int, count("Length of the texts in tokens.")] = 8192,
     texts: Annotated[int, count("Texts that share no token.")] = 40,
     asked: Annotated[int, count("Questions about each, at most as many as its facts.")] = 12,
-    task: Annotated[str, words("NAME", "How facts are stated: kv, listing, records or passkey.")] = "kv",
+    task: Annotated[str, words("NAME", "How facts are stated: kv, several, listing, records or passkey.")] = "kv",
     plain: Annotated[int, count("Texts of code, and of prose, whose next tokens are judged; 0: none.", 0)] = 8,
     output_dir: Annotated[Path, words("DIR", "Folder; an interrupted run goes on there.")] = Path("results/compared"),
     device: Device = "auto",

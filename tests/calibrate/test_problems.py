@@ -112,6 +112,15 @@ def test_a_question_is_about_a_needle_whose_value_is_the_gold(tokenizer: Any, ta
             assert "".join(pieces(tokenizer, ask.after)) == ("" if task == "listing" else ".")
 
 
+def test_three_codes_are_asked_for_at_once(plain: Any) -> None:
+    for problem in map(needles(plain, "several").__getitem__, range(3)):
+        stated = dict(re.findall(STATED["kv"], plain.decode(problem.tokens)))
+        for ask in problem.asks:
+            keys = re.findall(r"(?:of|and) the (\w+ \w+)", plain.decode(ask.prompt).partition("?")[0])
+            assert len({*keys}) == 3 and ask.gold is None
+            assert plain.decode(ask.answer) == " " + " and ".join(stated[key] for key in keys)
+
+
 def test_a_problem_is_the_same_whoever_asks_first(plain: Any) -> None:
     forth, back = needles(plain, lengths=(200, 700)), needles(plain, lengths=(200, 700))
     one = [forth[number] for number in range(6)]

@@ -53,7 +53,7 @@ REFUSED = {
         "--drop-known": "--drop-known is not valid with --task kv",
     },
     "compare": {
-        "--task pass_key": "--task 'pass_key' is not valid; kv, listing, passkey, records are",
+        "--task pass_key": "--task 'pass_key' is not valid; kv, listing, passkey, records, several are",
         "--task passkey --asked 12": "--asked 12: a text of 160 tokens has",
         "--budgets 48,160": "--budgets 160 is not valid: it must be smaller than --context 160",
         "--context 100000": "--context 100000: the model has",

@@ -17,7 +17,7 @@ from ..eval.document import library_sources
 from ..eval.facts import ADJECTIVES, NOUNS, Fact, make_facts, question, sentence
 from ..eval.tokens import encode, token_ends, with_facts
 
-TASKS = ("kv", "listing", "passkey", "records")
+TASKS = ("kv", "listing", "passkey", "records", "several")
 SHORTEST, CHARACTERS = 128, 3_000_000
 PASSKEYS, PASSKEY_WORDS = 10, 32
 """LycheeDecode, appendix F: ten passkeys of 32 words each."""
@@ -87,7 +87,7 @@ class Problems(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Style:
-    """How a task states a needle, asks for it and answers; the most needles of a text, and the tokens each needs."""
+    """How a task states a needle, asks for `several` and answers; the most needles of a text, the tokens of each."""
 
     state: Callable[[Fact], str]
     ask: Callable[[Fact], str]
@@ -95,6 +95,7 @@ class Style:
     values: Callable[[Sequence[Fact], numpy.random.Generator], Sequence[Fact]] = lambda facts, _: facts
     most: int = 24
     tokens: int = 40
+    several: int = 1
 
 
 STYLES = {
@@ -115,7 +116,16 @@ STYLES = {
         most=RECORDS,
         tokens=60,
     ),
+    "several": Style(
+        sentence,
+        lambda f: f"\n\nQuestion: What are the codes of the {f.key}?\nAnswer: The codes of the {f.key} are",
+        several=3,
+    ),
 }
+
+
+def _joined(facts: Sequence[Fact]) -> Fact:
+    return Fact(" and the ".join(fact.key for fact in facts), " and ".join(fact.value for fact in facts))
 
 
 def needles_in(task: str, length: int) -> int:
@@ -192,7 +202,7 @@ class NeedleProblems:
         adjective, noun, word = (max(words, key=self._size) for words in (ADJECTIVES, NOUNS, (*ADJECTIVES, *NOUNS)))
         number = max((4 * str(digit) for digit in range(1, 10)), key=self._size)
         value = " ".join([word] * PASSKEY_WORDS) if self.task == "passkey" else number
-        sample = Fact(f"{adjective} {noun}", value)
+        sample = _joined([Fact(f"{adjective} {noun}", value)] * STYLES[self.task].several)
         return self._size(f"{STYLES[self.task].ask(sample)} {sample.value}{STYLES[self.task].end}") + _SLACK
 
     def _size(self, text: str) -> int:
@@ -208,9 +218,10 @@ class NeedleProblems:
             return None
         asks = []
         for index in rng.permutation(len(facts))[: self.asked]:
-            said = (style.ask(facts[index]), f" {facts[index].value}", style.end)
+            asked = _joined([facts[(index + further) % len(facts)] for further in range(style.several)])
+            said = (style.ask(asked), f" {asked.value}", style.end)
             prompt, answer, end = (encode(self.tokenizer, each) for each in said)
-            asks.append(Ask(prompt, answer, spans[index], end))
+            asks.append(Ask(prompt, answer, spans[index] if style.several == 1 else None, end))
         return Problem(text.tokens, tuple(asks))
 
 

@@ -32,7 +32,7 @@ def layers(
     most: Annotated[int, count("Most layers to choose; a further one is taken if it is better.", maximum=8)] = 1,
     task: Annotated[
         str | None,
-        words("NAME_OR_FILE", "Ask questions too, and choose by them: kv, listing, records, passkey, or a file."),
+        words("NAME_OR_FILE", "Ask questions too, choose by them: kv, several, listing, records, passkey, or a file."),
     ] = None,
     questions: options.Questions = 144,
     output_dir: options.OutputDir = Path("results/layers"),

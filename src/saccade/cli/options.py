@@ -79,9 +79,9 @@ Task = Annotated[
     str,
     words(
         "NAME_OR_FILE",
-        "kv: facts in sentences; listing: facts in code; records: in JSON; passkey: ten passkeys of 32 words; or a "
-        "file FILE.jsonl of objects with context, question and answer; or a benchmark's rows as `compare --task` "
-        "takes them.",
+        "kv: facts in sentences; several: three asked for at once; listing: facts in code; records: in JSON; passkey: "
+        "ten passkeys of 32 words; or a file FILE.jsonl of objects with context, question and answer; or a "
+        "benchmark's rows as `compare --task` takes them.",
     ),
 ]
 Texts = Annotated[
