@@ -150,7 +150,7 @@ def watched(engine: LLM, asked: Asked, steps: Steps) -> Iterator[None]:
         watch(scheduler, "_preempt_request", count("preempted"))
         if asked.policy is not None:
             watch(dense_step, "prepare", count("dense"))
-            watch(SparseRows, "chosen", chosen)
+            watch(SparseRows, "choose", chosen)
             watch(worker.speculator, "propose", proposed)
             watch(DraftLength, "stood", learned)
             if serving_of(worker.vllm_config).plan.owns_index:
