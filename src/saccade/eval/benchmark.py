@@ -16,7 +16,7 @@ from typing import Any
 
 from ..errors import DocumentError, SaccadeError, install
 from .document import read_utf8
-from .metrics import Metric, metric_of, metric_of_task
+from .metrics import Metric, metric_of
 
 COLUMNS = ("context", "question", "answer_prefix", "answer", "max_new_tokens")
 SUFFIXES = (".jsonl", ".parquet")
@@ -94,7 +94,7 @@ def benchmark_row(name: str, row: Mapping[str, Any], metric: str | None = None, 
         raise DocumentError(f"{name}: answer={row['answer']!r} is not valid; a text or a list of texts, none empty")
     for answer in answers:
         refuse_half_characters(name, "answer", answer)
-    chosen = _metric(name, row, metric) if scored else None
+    chosen = metric_of(row, metric, name) if scored else None
     asked = {column: row[column] for column in COLUMNS[:3]}
     return BenchmarkRow(name, **asked, answers=tuple(answers), max_new_tokens=new, metric=chosen)
 
@@ -125,13 +125,6 @@ def framed(tokenizer: Any, context: str) -> tuple[str, str, bool]:
     if not mark:
         raise DocumentError("the model's chat template leaves out the end of a message")
     return begun, after, True
-
-
-def _metric(name: str, row: Mapping[str, Any], metric: str | None) -> Metric:
-    told = metric or row.get("metric")
-    if told is not None:
-        return metric_of(str(told), "--metric" if metric else name)
-    return metric_of_task(str(row.get("task", "")), name)
 
 
 def _parquet(path: Path, name: str) -> Iterator[tuple[str, Mapping[str, Any]]]:
