@@ -191,11 +191,16 @@ def _check_folder(folder: Path, *, weights: bool) -> None:
         raise ModelFolderError(f"model folder {str(folder)!r} has no config.json, which save_pretrained writes")
     _read_json(folder / "config.json")
     for file in _weight_files(folder) if weights else ():
-        try:
-            with safe_open(str(file), framework="pt") as tensors:  # compares every tensor with the file's size
-                tensors.keys()
-        except (SafetensorError, OSError, ValueError) as error:
-            raise ModelFolderError(f"{str(file)!r} is truncated or not safetensors: {one_line(error)}") from error
+        _check_weights(file)
+
+
+def _check_weights(file: Path) -> None:
+    """Check the header's length, and every tensor's dtype, shape and offsets against the file's size."""
+    try:
+        with safe_open(str(file), framework="pt") as weights:
+            weights.keys()
+    except (SafetensorError, OSError, ValueError) as error:
+        raise ModelFolderError(f"{str(file)!r} is truncated or not safetensors: {one_line(error)}") from error
 
 
 def _weight_files(folder: Path) -> list[Path]:
