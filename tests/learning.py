@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from saccade.calibrate.gates import DirectGates
+from saccade.calibrate.gates import Gates
 from saccade.calibrate.problems import Ask, Problem
 from saccade.calibrate.training import LOG, HeadTraining, Training
 from saccade.checkpoints.shape import shape_of
@@ -39,7 +39,7 @@ def begin(
 ) -> Any:
     """A training of direct gates, or of another `kind`, with what that is given."""
     shape = shape_of(model.config)
-    own = {"kind": HeadTraining, "gates": DirectGates((shape.layers - 1, shape.kv_heads)), **more}
+    own = {"kind": HeadTraining, "gates": Gates((shape.layers - 1, shape.kv_heads)), **more}
     return own.pop("kind")(model, problems, settings, folder, about, **own)
 
 

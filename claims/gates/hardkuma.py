@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 import numpy
 import torch
 from torch import Tensor
+
+from saccade.calibrate.gates import Gates
 
 P, Q = -0.1, 1.1
 """The interval onto which hard distributions are stretched (LycheeDecode, appendix F)."""
@@ -15,8 +15,8 @@ LOW, HIGH = -P / (Q - P), (1 - P) / (Q - P)
 _NODES = 256
 
 
-class HardKuma:
-    """z = clip(s (Q - P) + P, 0, 1), s = (1 - u^(1/beta))^(1/alpha); see `saccade.calibrate.gates.Gates`.
+class HardKuma(Gates):
+    """z = clip(s (Q - P) + P, 0, 1), s = (1 - u^(1/beta))^(1/alpha).
 
     Section 3.2, equations 4, 14 and 15, and appendix A; Bastings et al., 2019. What is stored is ln alpha and ln beta,
     so that both stay positive without a bound that would stop the gradient; the paper does not say how it keeps them
@@ -32,9 +32,7 @@ class HardKuma:
     def __init__(self, shape: tuple[int, ...], device: torch.device | None = None, seed: int = 0) -> None:
         self._shape, self._seed = shape, seed
         start = torch.zeros(shape, dtype=torch.float32, device=device)
-        self.parameters: Mapping[str, Tensor] = {
-            name: start.clone().requires_grad_() for name in ("log_alpha", "log_beta")
-        }
+        self.parameters = {name: start.clone().requires_grad_() for name in ("log_alpha", "log_beta")}
 
     def sample(self, step: int) -> Tensor:
         seed = int(numpy.random.SeedSequence([self._seed, step]).generate_state(1)[0])

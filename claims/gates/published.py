@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from math import exp
 from pathlib import Path
 from typing import Any, ClassVar
@@ -33,7 +32,7 @@ class PublishedKuma(HardKuma):
     def __init__(self, shape: tuple[int, ...], device: torch.device | None = None, seed: int = 0) -> None:
         super().__init__(shape, device, seed)
         start = torch.ones(shape, dtype=torch.float32, device=device)
-        self.parameters: Mapping[str, Tensor] = {name: start.clone().requires_grad_() for name in ("alpha", "beta")}
+        self.parameters = {name: start.clone().requires_grad_() for name in ("alpha", "beta")}
 
     def logarithms(self) -> tuple[Tensor, ...]:
         return tuple(value.log() for value in self.parameters.values())

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from saccade.calibrate.gates import DirectGates, Gates
+from saccade.calibrate.gates import Gates
 from saccade.calibrate.mixture import Mixture, Text
 from saccade.calibrate.problems import Problems
 from saccade.calibrate.training import HeadTraining, Training, targets
@@ -33,7 +33,7 @@ class ScaledTraining(HeadTraining):
     ) -> None:  # fmt: skip
         self.scale = scale
         super().__init__(model, problems, training, folder, {**about, "training.scale": scale}, gates)
-        self._begins_open = gates.kind == DirectGates.kind and scale in DIVIDED
+        self._begins_open = gates.kind == Gates.kind and scale in DIVIDED
         first = self.log.records.get((1,)) if self.step and not self._begins_open else None
         self._start: float | None = first["loss"] if first else None
 

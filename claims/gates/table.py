@@ -9,7 +9,7 @@ from typing import Any
 from rich.table import Table
 from rich.text import Text
 
-from saccade.calibrate.gates import DirectGates
+from saccade.calibrate.gates import Gates
 from saccade.report.table import fill, new_table
 from saccade.report.wording import Columns, grouped
 
@@ -42,7 +42,7 @@ def progress_line(results: Results) -> str:
 
 def per_loss(run: Results) -> list[float]:
     """The multiplier as it would be if the loss were not divided."""
-    divided = run["scale"] in DIVIDED and run["kind"] != DirectGates.kind  # whose first loss is none
+    divided = run["scale"] in DIVIDED and run["kind"] != Gates.kind  # whose first loss is none
     size = run["start"] if divided and run["start"] else 1.0
     return [value * size for value in run["trace"]["multiplier"]]
 

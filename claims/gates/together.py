@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from saccade.calibrate.gates import DirectGates, Gates
+from saccade.calibrate.gates import Gates
 from saccade.calibrate.target import TRAINING, Target, TargetSettings
 from saccade.calibrate.training import HeadTraining, Training
 from saccade.cli.terminal import quiet_libraries
@@ -82,7 +82,7 @@ class Part:
                 made.append(PublishedTraining(*given, PublishedKuma(shape, model.device, self.seed)))
                 continue
             direct = VARIANTS[name].kind == DIRECT
-            gates: Gates = DirectGates(shape, model.device) if direct else HardKuma(shape, model.device, self.seed)
+            gates: Gates = Gates(shape, model.device) if direct else HardKuma(shape, model.device, self.seed)
             made.append(ScaledTraining(*given, gates, VARIANTS[name].scale))
         return made
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from saccade.calibrate.gates import DirectGates
+from saccade.calibrate.gates import Gates
 
 from .hardkuma import HardKuma
 from .published import CODE
 from .scaled import LETTER, LOSS, MULTIPLIER, SHARE
 
-DIRECT = DirectGates.kind
+DIRECT = Gates.kind
 DIRECT_SHARE = f"{DIRECT}-{SHARE}"
 DIRECTS = DIRECT_SHARE, DIRECT
 GREY = 0.1, 0.9

@@ -18,7 +18,7 @@ from torch.nn import functional
 
 from claims.judging.claim import Group, Sample, Test
 from claims.judging.effects import RULES, TEXTS, effect_of
-from saccade.checkpoints.load import load
+from saccade.checkpoints.load import ModelSource, pick_device
 from saccade.errors import SaccadeError
 from saccade.recipes.machine import device_name, versions
 
@@ -91,7 +91,7 @@ def evaluate(folder: Path, data: Path, device: str, most: int | None = None) -> 
         seen[stretch.package] = seen.get(stretch.package, 0) + 1
         if most is None or seen[stretch.package] <= most:
             kept.append(number)
-    model, _ = load(folder, device, "float32")
+    model = ModelSource.locate(folder).weights(pick_device(device), torch.float32)
     begun = perf_counter()
     measured = losses(model, torch.from_numpy(tokens[kept].astype("int64")).to(model.device))
     rows = [

@@ -29,8 +29,8 @@ from saccade.eval.entry import policies_for
 from saccade.methods.policy import Policy
 from saccade.plans.role_file import RoleFile
 from saccade.recipes.recipe import Recipe
-from saccade.report.heads import head_report, head_table
-from saccade.report.layers import layer_report, layer_table
+from saccade.report.heads import head_picture, head_table
+from saccade.report.layers import layer_picture, layer_table
 
 pytestmark = pytest.mark.usefixtures("one_process")
 
@@ -80,7 +80,7 @@ def test_layers_are_searched_among_those_with_full_attention(folder: Path, task:
     (first,) = (row["asked"] for row in results["rows"] if row["reselect"] == [4])
     assert [first["heads_with_set_per_layer"][layer] for layer in FULL_LAYERS] == [0, 0, 0, 1]
     assert layer_table(results).row_count == 3
-    layer_report(results, tmp_path)
+    layer_picture(results)
     recipe = Recipe.read(tmp_path / "saccade.json")
     assert list(recipe.reselect or ()) == results["chosen"] and set(results["chosen"]) <= {4, 5}
     decodes(folder, tmp_path / "saccade.json")
@@ -98,7 +98,7 @@ def test_heads_are_found_in_layers_with_full_attention(folder: Path, task: Path,
         assert row["roles"] != "exact" or row["heads"] == 4
     assert all(np.shape(one["values"]) == (3, 2) for one in results["found"] if one["values"] is not None)
     head_table(results)
-    drawn = head_report(results, tmp_path).read_text(encoding="utf-8")
+    drawn = head_picture(results)
     assert "layer 0 head" not in drawn and "layer 3 head" not in drawn
     with saccade.sparsify(AutoModelForCausalLM.from_pretrained(folder), Policy.create("lychee_decode", {
         "roles": str(tmp_path / "roles.json"), "budget": 16

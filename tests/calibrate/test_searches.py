@@ -35,8 +35,8 @@ from saccade.cli.calibrate import run_and_show
 from saccade.errors import OutputError, SaccadeError
 from saccade.plans.role_file import RoleFile
 from saccade.recipes.recipe import Recipe
-from saccade.report.heads import head_report, head_table
-from saccade.report.layers import layer_report, layer_table
+from saccade.report.heads import head_picture, head_table
+from saccade.report.layers import layer_picture, layer_table
 
 SEARCHES: dict[str, tuple[Any, Callable[..., Any]]] = {
     "heads": (HeadSearch, head_settings),
@@ -222,9 +222,9 @@ def test_a_tuned_policy_stays(
     earlier = replace(earlier, scores={"tune" if tuned else "by hand": scores}, layers={"less_is_more": (4,)})
     earlier.write(tmp_path / "saccade.json")
     search, settings = SEARCHES[command]
-    reports = {"layers": (layer_table, layer_report), "probe": (layer_table, layer_report)}
-    table, report = reports.get(command, (head_table, head_report))
-    run_and_show(search.check(settings(folder, tmp_path, task=str(task), budgets="16")), table, report)
+    heads, layers = (head_table, head_picture, "heads.svg"), (layer_table, layer_picture, "layers.svg")
+    shown = heads if command == "heads" else layers
+    run_and_show(search.check(settings(folder, tmp_path, task=str(task), budgets="16")), *shown)
     recipe, said = Recipe.read(tmp_path / "saccade.json"), capsys.readouterr().out
     command = command.replace("probe", "layers")
     assert ("tidal" in recipe.layers, recipe.roles is None) == (command == "layers", command != "heads")

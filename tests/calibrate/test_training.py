@@ -15,7 +15,7 @@ from safetensors.torch import load_file, save_file
 from adapters import tiny
 from learning import ABOUT, PROBLEMS, SHORT, StoppedError, begin, largest_file, nothing, records, stop_after
 from one_line import refused
-from saccade.calibrate.gates import DirectGates
+from saccade.calibrate.gates import Gates
 from saccade.calibrate.training import CHECKPOINT, LOG, HeadTraining, Training
 from saccade.errors import OutputError, SaccadeError
 
@@ -80,7 +80,7 @@ def test_the_multiplier_climbs_above_the_target_and_falls_below_it(tmp_path: Pat
 
 
 def test_gates_begin_open_and_stay_between_0_and_1() -> None:
-    gates = DirectGates((2, 2))
+    gates = Gates((2, 2))
     assert torch.equal(gates.mean(), torch.ones(2, 2, dtype=torch.float64))
     (leaf,) = gates.parameters.values()
     leaf.data.copy_(torch.tensor([[-0.5, 0.25], [1.5, 1.0]]))

@@ -29,7 +29,7 @@ from saccade.eval.output import read_json
 from saccade.methods.policy import Policy
 from saccade.recipes.acceptance import Acceptance
 from saccade.recipes.recipe import Recipe
-from saccade.report.page import tune_page, tune_report
+from saccade.report.page import tune_page
 from saccade.report.tune import front_columns, front_notes, front_table
 
 pytestmark = pytest.mark.usefixtures("one_process")
@@ -187,7 +187,7 @@ def test_tune_ends_with_one_page(folder: Path, tmp_path: Path, capsys: pytest.Ca
     task = make_task(folder, tmp_path / "mine.jsonl", texts=4)
     out = tmp_path / "out"
     own = settings(folder, out, task=str(task), policies=("streaming",), budgets="16,32")
-    run_and_show(Tuning.check(own), front_table, tune_report)
+    run_and_show(Tuning.check(own), front_table, tune_page, "report.html")
     said = capsys.readouterr().out
     assert f"report: {out / 'report.html'}\n" in said
     assert {path.suffix for path in out.rglob("*.*")} == {".html", ".json", ".jsonl"}

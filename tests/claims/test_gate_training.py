@@ -18,7 +18,7 @@ from claims.gates.hardkuma import HardKuma
 from claims.gates.published import CODE, PublishedKuma, PublishedTraining
 from claims.gates.scaled import LETTER, LOSS, MULTIPLIER, SHARE, ScaledTraining
 from learning import ABOUT, PROBLEMS, SHORT, StoppedError, begin, nothing, records, stop_after
-from saccade.calibrate.gates import DirectGates
+from saccade.calibrate.gates import Gates
 from saccade.calibrate.mixture import Mixture
 from saccade.calibrate.training import LOG, HeadTraining, Training, targets
 from saccade.errors import OutputError, SaccadeError
@@ -111,7 +111,7 @@ def test_direct_gates_are_divided_by_what_half_open_ones_lose(model: Any, tmp_pa
     """Open ones lose nothing at the start; and a run taken up again is the run that never stopped."""
 
     def direct(folder: str) -> ScaledTraining:
-        return drawn(model, tmp_path / folder, SHARE, gates=DirectGates(SHAPE))
+        return drawn(model, tmp_path / folder, SHARE, gates=Gates(SHAPE))
 
     whole, parts = direct("whole"), direct("parts")
     whole.run(nothing)

@@ -17,7 +17,7 @@ from commands import Fails, Invoke, edited, refusal, write_model
 from one_line import lacking
 from saccade.calibrate.ledger import Ledger
 from saccade.checkpoints.bundled import model_path
-from saccade.checkpoints.load import ModelSource
+from saccade.checkpoints.load import ModelSource, skeleton_of
 from saccade.eval import subject
 from walking import among
 
@@ -198,7 +198,7 @@ def test_too_little_memory_is_known_before(
     fails: Fails, model_folder: Path, monkeypatch: pytest.MonkeyPatch, command: str, beside: int
 ) -> None:
     """One byte less than the weights take, or room for few tokens beside them."""
-    weights = sum(weight.numel() for weight in ModelSource.locate(str(model_folder)).skeleton().parameters()) * 4
+    weights = sum(one.numel() for one in skeleton_of(ModelSource.locate(model_folder).config(), None).parameters()) * 4
     # A token takes 5 layers of 2 KV heads of 8 numbers, of keys and of values.
     given, token = (*COMMANDS.get(command, ()), "--model", model_folder, "--dtype", "float32"), 5 * 2 * 8 * 2 * 4
     if command == "generate":

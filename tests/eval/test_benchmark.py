@@ -13,7 +13,7 @@ from pyarrow.parquet import write_table
 
 from one_line import refused
 from saccade.errors import DocumentError, SaccadeError
-from saccade.eval.benchmark import benchmark_rows, framed, is_benchmark, read_rows
+from saccade.eval.benchmark import benchmark_row, framed, is_benchmark, read_rows
 from saccade.eval.context import benchmark_contexts
 
 ROW: dict[str, Any] = {
@@ -104,26 +104,26 @@ def test_a_chat_template_stands_around_context_and_question(tokenizer: Any) -> N
 def test_a_bad_row_is_named(tmp_path: Path, changed: dict[str, Any], said: str) -> None:
     path = json_lines(tmp_path / "rows.jsonl", [ROW, {**ROW, **changed}])
     with refused(DocumentError, re.escape(f"task file {str(path)!r}, line 2"), said):
-        benchmark_rows(read_rows(path))
+        _ = [benchmark_row(*row) for row in read_rows(path)]
 
 
 @pytest.mark.parametrize("column", ["context", "max_new_tokens"])
 def test_a_missing_column_is_named(tmp_path: Path, column: str) -> None:
     rows = read_rows(parquet(tmp_path / "rows.parquet", [{k: v for k, v in ROW.items() if k != column}]))
     with refused(DocumentError, f"row 1 has no column {column}; its columns: ", "task"):
-        benchmark_rows(rows)
+        benchmark_row(*rows[0])
     assert is_benchmark(rows)
 
 
 def test_a_metric_on_the_command_line_goes_first(tmp_path: Path) -> None:
-    rows = read_rows(
+    (row,) = read_rows(
         json_lines(tmp_path / "rows.jsonl", [{**ROW, "answer": ["4711", "12"], "metric": "string_match_part"}])
     )
-    assert benchmark_rows(rows)[0].score("4711") == 1
-    assert benchmark_rows(rows, "string_match_all")[0].score("4711") == 0.5
-    assert benchmark_rows(rows, scored=False)[0].metric is None
+    assert benchmark_row(*row).score("4711") == 1
+    assert benchmark_row(*row, "string_match_all").score("4711") == 0.5
+    assert benchmark_row(*row, scored=False).metric is None
     with pytest.raises(DocumentError, match=r"^--metric: unknown metric 'bleu'"):
-        benchmark_rows(rows, "bleu")
+        benchmark_row(*row, "bleu")
 
 
 @pytest.mark.parametrize(

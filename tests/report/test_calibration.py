@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from itertools import pairwise
-from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
 
@@ -14,21 +13,19 @@ from printing import cells, kept_figures, printed, said
 from saccade.eval.interval import wilson
 from saccade.report import heads as head_module
 from saccade.report import layers as layer_module
-from saccade.report.heads import head_report, head_table
-from saccade.report.layers import layer_report, layer_table
+from saccade.report.heads import head_picture, head_table
+from saccade.report.layers import layer_picture, layer_table
 
 LAYERS = 4
 
 ABOUT = {"model": "tiny", "task": "kv", "context": 2048, "questions": 24, "seed": 0, "dtype": "float32", "texts": 2}
 
 
-def drawn_twice(report: Callable[[Any, Path], Path], results: Mapping[str, Any], folder: Path, name: str) -> str:
-    """The picture's text, after it was found whole, valid and the same again."""
-    path = report(results, folder)
-    text = path.read_text(encoding="utf-8")
-    assert path == folder / name
+def drawn_twice(picture: Callable[[Any], str], results: Mapping[str, Any]) -> str:
+    """The picture's text, after it was found valid and the same again."""
+    text = picture(results)
     assert ElementTree.fromstring(text).tag == "{http://www.w3.org/2000/svg}svg"
-    assert report(results, folder).read_text(encoding="utf-8") == text
+    assert picture(results) == text
     return text
 
 
@@ -115,17 +112,17 @@ def test_further_layers_are_told() -> None:
     ],
     ids=["no layer", "none chosen", "many budgets"],
 )
-def test_layers_are_drawn(results: dict[str, Any], tmp_path: Path) -> None:
-    drawn_twice(layer_report, results, tmp_path, "layers.svg")
+def test_layers_are_drawn(results: dict[str, Any]) -> None:
+    drawn_twice(layer_picture, results)
     assert sum(line[-1:] == ["chosen"] for line in cells(layer_table(results))) == len(results["budgets"])
 
 
 @pytest.mark.parametrize(("layers", "named"), [(80, 81), (400, 101)])
-def test_names_of_layers_have_room(layers: int, named: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_names_of_layers_have_room(layers: int, named: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Every layer of a large model has its name; of one that is too large some have, and the chosen one always."""
     figures = kept_figures(layer_module, monkeypatch)
     tried: list[list[int]] = [[], *([layer] for layer in range(layers))]
-    layer_report(layer_results(budgets=(32,), rows=[probed(one, 32) for one in tried], chosen=[3]), tmp_path)
+    layer_picture(layer_results(budgets=(32,), rows=[probed(one, 32) for one in tried], chosen=[3]))
     names = [label.get_text() for label in figures[0].axes[0].get_xticklabels()]
     assert "3" in names
     assert len(names) == named if layers < 100 else len(names) <= named + 1
@@ -177,12 +174,10 @@ def test_a_table_of_heads_fits_80_columns() -> None:
 
 
 @pytest.mark.parametrize(("methods", "panels"), [(("direct", "score"), 4), (("random",), 1)])
-def test_heads_are_drawn(
-    methods: tuple[str, ...], panels: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_heads_are_drawn(methods: tuple[str, ...], panels: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """A training, its loss where there is one, beside the number that is wanted above layer 0."""
     results, figures = head_results(methods), kept_figures(head_module, monkeypatch)
-    drawn_twice(head_report, results, tmp_path, "heads.svg")
+    drawn_twice(head_picture, results)
     axes = figures[0].axes
     assert len(axes) == panels
     if panels > 1:
@@ -191,9 +186,9 @@ def test_heads_are_drawn(
         assert heads == [[[0, 6], [1, 6], [10, 3], [20, 2]], [[0, 1], [1, 1]]]
 
 
-def test_no_last_bit_of_the_layout_is_left(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_no_last_bit_of_the_layout_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
     """Pictures would differ now and then: too rarely to be found by drawing twice."""
     figures = kept_figures(layer_module, monkeypatch)
-    layer_report(layer_results(), tmp_path)
+    layer_picture(layer_results())
     edges = [value * 1e6 for axes in figures[0].axes for value in axes.get_position(original=True).extents]
     assert edges == pytest.approx([round(edge) for edge in edges], abs=1e-6)

@@ -64,9 +64,8 @@ class BenchJob(GridJob):
                     f"use rectify={policy.rectify.every}"
                 )
         skeleton = skeleton_of(grid.config, grid.name)
-        parameters = sum(parameter.numel() for parameter in skeleton.parameters())
         most = {"tokens": max(grid.contexts), "rows": max(grid.batches)}
-        refuse_too_large(grid.shape, parameters, grid.device, grid.dtype, **most)
+        refuse_too_large(grid.shape, skeleton.num_parameters(), grid.device, grid.dtype, **most)
         capped = any(has_sinks(module) or soft_cap_of(module) is not None for module in attention_modules(skeleton))
 
         def refusal(one: Baseline) -> str | None:

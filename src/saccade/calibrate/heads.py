@@ -19,7 +19,7 @@ from ..plans.roles import RoleMap
 from ..recipes.recipe import Recipe
 from ..types import ModelShape, Role
 from .asking import Reading
-from .gates import DirectGates
+from .gates import Gates
 from .gold import GoldObserver
 from .ledger import held
 from .problems import SHORTEST, Problems
@@ -28,7 +28,7 @@ from .target import CHOOSING_HEADS, TRAINING, Target, TargetSettings
 from .training import LOG, HeadTraining, Training
 
 Array = numpy.ndarray[Any, Any]
-METHODS = DIRECT, SCORE, RANDOM = DirectGates.kind, "score", "random"
+METHODS = DIRECT, SCORE, RANDOM = Gates.kind, "score", "random"
 RESULTS, ROLES = "heads.json", "roles.json"
 SCORED_TEXTS, PROBED_TEXTS = 16, 3
 """Texts that the retrieval score is read from, and that dense attention is asked about before anything is trained."""
@@ -178,7 +178,7 @@ class HeadSearch:
             roles = {"exact": head_list(best_heads(values, wanted), shape)}
             return Found(method, values.tolist() if scored else None, roles)
         about = target.training_about() | {"lengths": list(settings.lengths), "asked": ASKED}
-        recipe, gates = Training(wanted, settings.steps), DirectGates(above, model.device)
+        recipe, gates = Training(wanted, settings.steps), Gates(above, model.device)
         # Named as by earlier versions, which could train it more than once.
         folder = target.settings.output_dir / "training" / f"{method}-0"
         training = HeadTraining(model, self.texts(method), recipe, folder, about, gates)

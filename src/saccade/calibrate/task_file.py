@@ -36,8 +36,9 @@ class FileProblems:
         self._path = path
         rows = benchmark.read_rows(path)
         own = not benchmark.is_benchmark(rows)
-        checked = [_checked(name, row) for name, row in rows] if own else benchmark.benchmark_rows(rows, scored=False)
-        texts = benchmark.by_context(checked)
+        texts = benchmark.by_context(
+            _checked(*row) if own else benchmark.benchmark_row(*row, scored=False) for row in rows
+        )
         self._problems = [_problem(tokenizer, text, rows, own=own) for text, rows in texts.items()]
         self._blind = [_problem(tokenizer, "", rows, own=own) for rows in texts.values()]
         for number, problem in enumerate(self._problems):

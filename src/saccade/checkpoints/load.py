@@ -21,23 +21,6 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch
 DTYPES |= {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 
-def load(model: str | Path | None, device: str = "auto", dtype: str = "auto") -> tuple[Any, Any]:
-    """A causal language model in eval mode and its tokenizer.
-
-    Args:
-        model: a folder in the Hugging Face format or a hub id; None is the bundled model.
-        device: "auto", "cpu", "cuda", "cuda:1", "mps"; auto takes an accelerator if there is one.
-        dtype: "auto", "float32", "bfloat16" or "float16"; see `pick_dtype`.
-
-    Raises:
-        ModelFolderError: one line that names what is missing or broken, before any weight is read.
-    """
-    picked = pick_device(device)
-    source = ModelSource.locate(model)
-    tokenizer = source.tokenizer()
-    return source.weights(picked, pick_dtype(dtype, source, picked)), tokenizer
-
-
 @dataclass(frozen=True, slots=True)
 class ModelSource:
     """Where a model lies, and what the user would call it; its parts are read one by one, the cheap ones first.
@@ -94,10 +77,6 @@ class ModelSource:
     def decoder(self) -> ModelShape:
         """What `shape` says of the decoder alone."""
         return self.shape()[0]
-
-    def skeleton(self) -> Any:
-        """The model without weights; see `skeleton_of`."""
-        return skeleton_of(self.config(), self.name)
 
     def tokenizer(self) -> Any:
         """The model's tokenizer.
@@ -170,7 +149,11 @@ def pick_device(name: str) -> torch.device:
     Raises:
         ModelFolderError: if it does not exist here; the message lists those that do.
     """
-    valid = _devices()
+    valid = ["cpu"]
+    if torch.cuda.is_available():
+        valid += ["cuda", *(f"cuda:{index}" for index in range(torch.cuda.device_count()))]
+    if torch.backends.mps.is_available():
+        valid.append("mps")
     if name == "auto":
         return torch.device(valid[1] if len(valid) > 1 else "cpu")
     if name not in valid:
@@ -200,15 +183,6 @@ def one_line(error: Exception) -> str:
     """The first line of an error's message that says something."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     return lines[0] if lines else type(error).__name__
-
-
-def _devices() -> list[str]:
-    devices = ["cpu"]
-    if torch.cuda.is_available():
-        devices += ["cuda", *(f"cuda:{index}" for index in range(torch.cuda.device_count()))]
-    if torch.backends.mps.is_available():
-        devices.append("mps")
-    return devices
 
 
 def _check_folder(folder: Path, *, weights: bool) -> None:

@@ -7,8 +7,6 @@ import re
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
-from ..errors import SaccadeError
-
 LEAST = {"torch": (2, 6), "transformers": (4, 57)}
 TRIED = {"torch": ("2.13", "2.14"), "transformers": ("4.57", "5.19", "5.24")}
 FORMER = "past_key_values"  # what transformers called the cache before 5.24, and callers may still say
@@ -30,10 +28,3 @@ def outdated() -> str | None:
             wanted = f"{name}>={'.'.join(map(str, least))}"
             return f'{name} {found} is too old for saccade: pip install "{wanted}"'
     return None
-
-
-def refuse_outdated() -> None:
-    """Raise a SaccadeError if a library is too old."""
-    old = outdated()
-    if old is not None:
-        raise SaccadeError(old)

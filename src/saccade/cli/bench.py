@@ -130,7 +130,5 @@ def time_engines(
 
     if find_spec("vllm") is None:
         raise SaccadeError(INSTALL)
-    before = None
-    if resume and json is not None and json.is_file():
-        before = read_json(json)
+    before = read_json(json) if resume and json is not None and json.is_file() else None
     time_and_show(job, table, json, before=before)

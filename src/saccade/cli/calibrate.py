@@ -57,13 +57,13 @@ def layers(
     """
     from ..calibrate.layers import LayerSearch, LayerSettings
     from ..calibrate.target import TargetSettings
-    from ..report.layers import layer_report, layer_table
+    from ..report.layers import PICTURE, layer_picture, layer_table
     from .terminal import quiet_libraries
 
     quiet_libraries()
     shared = TargetSettings(model, task or "", context, questions, output_dir, recipe, device, dtype, seed, threads)
     settings = LayerSettings(shared, policy, budgets, most, texts, passages)
-    run_and_show(LayerSearch.check(settings), layer_table, layer_report)
+    run_and_show(LayerSearch.check(settings), layer_table, layer_picture, PICTURE)
 
 
 @calibrate.command(cls=NeedsEval)
@@ -116,7 +116,7 @@ def heads(
     """
     from ..calibrate.heads import HeadSearch, HeadSettings, shortest_and_longest
     from ..calibrate.target import TargetSettings
-    from ..report.heads import head_report, head_table
+    from ..report.heads import PICTURE, head_picture, head_table
     from .terminal import quiet_libraries
 
     quiet_libraries()
@@ -124,11 +124,12 @@ def heads(
     settings = HeadSettings(
         shared, method, target_heads, exact, steps, shortest_and_longest(lengths), budgets, drop_known
     )  # fmt: skip
-    run_and_show(HeadSearch.check(settings), head_table, head_report)
+    run_and_show(HeadSearch.check(settings), head_table, head_picture, PICTURE)
 
 
-def run_and_show(calibration: Any, table: Callable[[Any], Any], report: Callable[[Any, Path], Path]) -> None:
-    """Run what was checked, under a bar; draw, print its table and what it has written."""
+def run_and_show(calibration: Any, table: Callable[[Any], Any], draw: Callable[[Any], str], name: str) -> None:
+    """Run what was checked, under a bar; draw it into a file of that name, print its table and what it has written."""
+    from ..files import replace_text
     from ..recipes.recipe import Recipe
     from ..report.table import WIDE
     from .terminal import PLAIN_WIDTH, progress, show
@@ -136,7 +137,8 @@ def run_and_show(calibration: Any, table: Callable[[Any], Any], report: Callable
     with progress(calibration.units) as advance:
         results = calibration.run(advance)
     target = calibration.target
-    drawn = report(results, target.settings.output_dir)
+    drawn = target.settings.output_dir / name
+    replace_text(drawn, draw(results))
     recipe = Recipe.read(target.recipe_path)
     source = "found by saccade tune" if recipe.tuned else "not tuned"
     said = f"recipe: {target.recipe_path}, policy {recipe.policy}, {source}"

@@ -14,8 +14,7 @@ from ..checkpoints.presets import is_preset, read_config
 from ..checkpoints.shape import shape_of
 from ..checkpoints.traffic import expert_weights, experts_chosen, state_bytes, weights_read
 from ..errors import ModelFolderError, SaccadeError
-from ..methods.method import Known
-from ..methods.policy import Policy
+from ..eval.entry import usual_policies
 from ..methods.registry import policies
 from ..plans.cost import PARTS, Cost, cost_of
 from ..recipes.resolve import resolve_all
@@ -43,9 +42,8 @@ def print_costs(
     location = ModelSource.locate(None).location if model is None else model
     config = _config(model)
     network, shape = skeleton_of(config, model), shape_of(config)
-    usual = [Policy.create(name, method.usual(Known()).options) for name, method in policies().items()]
     # Dense attention first: every ceiling is quoted against it.
-    chosen, said = resolve_all(("dense", *(policy or usual)), location, lambda: shape)
+    chosen, said = resolve_all(("dense", *(policy or usual_policies(None, policies())[0])), location, lambda: shape)
     parameters, notes = _weights(network, config, batch)
     notes += said
     costs: dict[str, Cost] = {}

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from importlib import metadata, util
 from pathlib import Path
 from typing import Annotated, NamedTuple
 
 import typer
 
 from ..errors import SaccadeError, install
+from .group import EVAL
 from .options import words
 
 
@@ -95,12 +97,10 @@ def _versions() -> list[Finding]:
 
 def _namesake() -> str:
     """What to do about a distribution `saccade` beside ours: both write the package of that name."""
-    from importlib.metadata import PackageNotFoundError, distribution
-
     try:
-        distribution("saccade-attention")
-        other = distribution("saccade")
-    except PackageNotFoundError:
+        metadata.distribution("saccade-attention")
+        other = metadata.distribution("saccade")
+    except metadata.PackageNotFoundError:
         return ""
     former = any(point.value.startswith("saccade.adapters.vllm.") for point in other.entry_points)
     what = "this project by its former name" if former else "another project"
@@ -144,29 +144,22 @@ def _accelerator() -> list[Finding]:
 
 
 def _extras() -> list[Finding]:
-    from importlib.util import find_spec
-
-    from .group import EVAL
-
-    missing = [name for name in EVAL if find_spec(name) is None]
+    missing = [name for name in EVAL if util.find_spec(name) is None]
     found = f"no: without {', '.join(missing)}" if missing else "yes: compare, tune, calibrate and pictures"
     return [Finding("evaluation", found, install("eval") if missing else "")]
 
 
 def _vllm() -> Finding:
     """By its metadata alone: importing vLLM takes half a minute and prints."""
-    from importlib.metadata import entry_points, packages_distributions, version
-    from importlib.util import find_spec
-
     from ..adapters.vllm.vllm_api import TOLD, written_for
 
     wanted = f"on a CUDA machine {install('vllm')}; for its CPU build, make setup-vllm (tried: vLLM {TOLD})"
-    if find_spec("vllm") is None:
+    if util.find_spec("vllm") is None:
         return Finding("vLLM", "not installed", wanted)
-    (name, *_) = packages_distributions().get("vllm", ["vllm"])
-    held = version(name)
+    (name, *_) = metadata.packages_distributions().get("vllm", ["vllm"])
+    held = metadata.version(name)
     if not written_for(held):
         return Finding("vLLM", f"{held}, which the plugin was not written for", wanted)
-    known = any(point.name == "saccade" for point in entry_points(group="vllm.general_plugins"))
+    known = any(point.name == "saccade" for point in metadata.entry_points(group="vllm.general_plugins"))
     advice = "" if known else "vLLM does not know the plugin: install saccade instead of running it from a folder"
     return Finding("vLLM", f"{held} (tried: {TOLD}): saccade serve --model MODEL", advice)

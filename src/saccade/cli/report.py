@@ -22,8 +22,9 @@ def report(
       saccade report results/demo
     """
     from ..calibrate.tune import RESULTS as TUNED
-    from ..eval.output import RESULTS, read_json
-    from ..report.page import comparison_report, tune_report
+    from ..eval.output import REPORT, RESULTS, read_json
+    from ..files import replace_text
+    from ..report.page import comparison_report, tune_page
     from ..report.table import WIDE, comparison_table
     from ..report.tune import front_table
     from .terminal import output, show
@@ -32,7 +33,8 @@ def report(
         path, table = comparison_report(folder), comparison_table(read_json(folder / RESULTS), output().width)
     elif (folder / TUNED).is_file():
         tuned = read_json(folder / TUNED)
-        path, table = tune_report(tuned, folder), front_table(tuned)
+        path, table = folder / REPORT, front_table(tuned)
+        replace_text(path, tune_page(tuned))
     else:
         raise OutputError(f"{str(folder)!r} holds neither {RESULTS} of `saccade compare` nor {TUNED} of `saccade tune`")
     show(table, f"report: {path}", widest=WIDE)

@@ -75,7 +75,8 @@ def tune(
     """
     from ..calibrate.target import TargetSettings
     from ..calibrate.tune import TuneSettings, Tuning
-    from ..report.page import tune_report
+    from ..eval.output import REPORT
+    from ..report.page import tune_page
     from ..report.tune import front_table
     from .terminal import output, quiet_libraries, say
 
@@ -86,4 +87,4 @@ def tune(
     )
     tuning = Tuning.check(settings).timed()
     say(output(), tuning.design)
-    run_and_show(tuning, front_table, tune_report)
+    run_and_show(tuning, front_table, tune_page, REPORT)

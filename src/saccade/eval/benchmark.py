@@ -16,7 +16,7 @@ from typing import Any
 
 from ..errors import DocumentError, SaccadeError, install
 from .document import read_utf8
-from .metrics import Metric, metric_of, metric_of_task
+from .metrics import Metric, metric_of
 
 COLUMNS = ("context", "question", "answer_prefix", "answer", "max_new_tokens")
 SUFFIXES = (".jsonl", ".parquet")
@@ -69,15 +69,34 @@ def is_benchmark(rows: Sequence[tuple[str, Mapping[str, Any]]]) -> bool:
     return not {"answer_prefix", "max_new_tokens"}.isdisjoint(rows[0][1])
 
 
-def benchmark_rows(
-    rows: Sequence[tuple[str, Mapping[str, Any]]], metric: str | None = None, *, scored: bool = True
-) -> list[BenchmarkRow]:
-    """Check rows of `read_rows`; `metric` goes before what the rows say, and none is looked for unless they are scored.
+def benchmark_row(name: str, row: Mapping[str, Any], metric: str | None = None, *, scored: bool = True) -> BenchmarkRow:
+    """Check a row of `read_rows`; `metric` goes before what it says, and none is looked for unless it is scored.
 
     Raises:
         DocumentError: a missing column, a value of another kind, an empty context or answer, or no known metric.
     """
-    return [_checked(name, row, metric, scored) for name, row in rows]
+    missing = [column for column in COLUMNS if column not in row]
+    if missing:
+        raise DocumentError(f"{name} has no column {missing[0]}; its columns: {', '.join(row)}")
+    for column in COLUMNS[:3]:
+        if not isinstance(row[column], str):
+            raise DocumentError(f"{name}: {column}={row[column]!r} is no text")
+        refuse_half_characters(name, column, row[column])
+    if not row["context"].strip():
+        raise DocumentError(f"{name}: context is empty")
+    if not (row["question"] + row["answer_prefix"]).strip():
+        raise DocumentError(f"{name}: question and answer_prefix are both empty")
+    new = row["max_new_tokens"]
+    if isinstance(new, bool) or not isinstance(new, int) or new < 1:
+        raise DocumentError(f"{name}: max_new_tokens={new!r} is not valid; a whole number of at least 1")
+    answers = row["answer"] if isinstance(row["answer"], list) else [row["answer"]]
+    if not answers or not all(isinstance(answer, str) and answer.strip() for answer in answers):
+        raise DocumentError(f"{name}: answer={row['answer']!r} is not valid; a text or a list of texts, none empty")
+    for answer in answers:
+        refuse_half_characters(name, "answer", answer)
+    chosen = metric_of(row, metric, name) if scored else None
+    asked = {column: row[column] for column in COLUMNS[:3]}
+    return BenchmarkRow(name, **asked, answers=tuple(answers), max_new_tokens=new, metric=chosen)
 
 
 def by_context(rows: Iterable[BenchmarkRow]) -> dict[str, list[BenchmarkRow]]:
@@ -106,38 +125,6 @@ def framed(tokenizer: Any, context: str) -> tuple[str, str, bool]:
     if not mark:
         raise DocumentError("the model's chat template leaves out the end of a message")
     return begun, after, True
-
-
-def _checked(name: str, row: Mapping[str, Any], metric: str | None, scored: bool) -> BenchmarkRow:
-    missing = [column for column in COLUMNS if column not in row]
-    if missing:
-        raise DocumentError(f"{name} has no column {missing[0]}; its columns: {', '.join(row)}")
-    for column in COLUMNS[:3]:
-        if not isinstance(row[column], str):
-            raise DocumentError(f"{name}: {column}={row[column]!r} is no text")
-        refuse_half_characters(name, column, row[column])
-    if not row["context"].strip():
-        raise DocumentError(f"{name}: context is empty")
-    if not (row["question"] + row["answer_prefix"]).strip():
-        raise DocumentError(f"{name}: question and answer_prefix are both empty")
-    new = row["max_new_tokens"]
-    if isinstance(new, bool) or not isinstance(new, int) or new < 1:
-        raise DocumentError(f"{name}: max_new_tokens={new!r} is not valid; a whole number of at least 1")
-    answers = row["answer"] if isinstance(row["answer"], list) else [row["answer"]]
-    if not answers or not all(isinstance(answer, str) and answer.strip() for answer in answers):
-        raise DocumentError(f"{name}: answer={row['answer']!r} is not valid; a text or a list of texts, none empty")
-    for answer in answers:
-        refuse_half_characters(name, "answer", answer)
-    chosen = _metric(name, row, metric) if scored else None
-    asked = {column: row[column] for column in COLUMNS[:3]}
-    return BenchmarkRow(name, **asked, answers=tuple(answers), max_new_tokens=new, metric=chosen)
-
-
-def _metric(name: str, row: Mapping[str, Any], metric: str | None) -> Metric:
-    told = metric or row.get("metric")
-    if told is not None:
-        return metric_of(str(told), "--metric" if metric else name)
-    return metric_of_task(str(row.get("task", "")), name)
 
 
 def _parquet(path: Path, name: str) -> Iterator[tuple[str, Mapping[str, Any]]]:

@@ -12,7 +12,7 @@ from typing import Any
 import numpy
 
 from ..errors import DocumentError
-from .benchmark import BenchmarkRow, benchmark_rows, by_context, framed, is_benchmark, read_rows
+from .benchmark import BenchmarkRow, benchmark_row, by_context, framed, is_benchmark, read_rows
 from .document import language_reference, read_document
 from .facts import Fact, is_right, make_facts, question, sentence, sentence_ends
 from .ruler import RULER, ruler_rows
@@ -125,13 +125,13 @@ def benchmark_contexts(
     """The first `limit` rows of a file, or of `ruler` of a `length`, a context's together; and how many rows there are.
 
     Raises:
-        DocumentError: what `benchmark_rows` refuses, another kind of file, or a row that does not fit the model.
+        DocumentError: what `benchmark_row` refuses, another kind of file, or a row that does not fit the model.
     """
     found = ruler_rows(tokenizer, length, limit, seed) if str(path) == RULER else read_rows(path)
     if not is_benchmark(found):
         raise DocumentError(f"{found[0][0]} has neither answer_prefix nor max_new_tokens; saccade tune reads those")
     contexts = []
-    for text, rows in by_context(benchmark_rows(found[:limit], metric)).items():
+    for text, rows in by_context(benchmark_row(*one, metric) for one in found[:limit]).items():
         begun, after, whole = framed(tokenizer, text)
         tokens = encode(tokenizer, begun) if whole else TokenizedText.of(tokenizer, begun).tokens
         asked = [Question.of_row(tokenizer, row, after) for row in rows]

@@ -6,6 +6,7 @@ Scores of other benchmarks are lm-evaluation-harness's: `saccade.lm_eval` runs t
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 from ..errors import DocumentError
 
@@ -31,20 +32,19 @@ TASKS: Mapping[str, str] = {
 }
 
 
-def metric_of(name: str, where: str) -> Metric:
-    """The metric of that name; `where` is what errors say before.
+def metric_of(row: Mapping[str, Any], given: str | None, name: str) -> Metric:
+    """How a benchmark's row is scored: as `given` on the command line, as its `metric` says, or as its `task` is.
 
     Raises:
-        DocumentError: an unknown name; the message lists the valid ones.
+        DocumentError: an unknown one; the message begins with the row's `name` or the option, and lists the valid ones.
     """
-    if name not in METRICS:
-        raise DocumentError(f"{where}: unknown metric {name!r}; valid: {', '.join(METRICS)}")
-    return METRICS[name]
-
-
-def metric_of_task(task: str, where: str) -> Metric:
-    """The metric of a task; errors as of `metric_of`."""
-    if task not in TASKS:
-        told = f"give --metric ({', '.join(METRICS)}) or a column metric; known tasks: {', '.join(TASKS)}"
-        raise DocumentError(f"{where}: no metric is known of task {task!r}; {told}")
-    return METRICS[TASKS[task]]
+    told = given or row.get("metric")
+    task = str(row.get("task", ""))
+    if told is None and task not in TASKS:
+        valid = f"give --metric ({', '.join(METRICS)}) or a column metric; known tasks: {', '.join(TASKS)}"
+        raise DocumentError(f"{name}: no metric is known of task {task!r}; {valid}")
+    metric = TASKS[task] if told is None else str(told)
+    if metric not in METRICS:
+        where = "--metric" if given else name
+        raise DocumentError(f"{where}: unknown metric {metric!r}; valid: {', '.join(METRICS)}")
+    return METRICS[metric]

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from ..adapters.hf.support import refuse_unsupported
-from ..checkpoints.load import ModelSource, pick_device, pick_dtype
+from ..checkpoints.load import ModelSource, pick_device, pick_dtype, skeleton_of
 from ..errors import SaccadeError
 from ..recipes.machine import device_name, free_memory, kernels_on, processor, versions
 from ..types import ModelShape
@@ -47,10 +47,10 @@ class Subject:
         """
         source = ModelSource.locate(model)
         picked = pick_device(device)
-        kind, (shape, positions), skeleton = pick_dtype(dtype, source, picked), source.shape(), source.skeleton()
+        kind, (shape, positions) = pick_dtype(dtype, source, picked), source.shape()
+        skeleton = skeleton_of(source.config(), source.name)
         refuse_unsupported(skeleton)
-        parameters = sum(parameter.numel() for parameter in skeleton.parameters())
-        return cls(source, picked, kind, source.tokenizer(), shape, positions, parameters)
+        return cls(source, picked, kind, source.tokenizer(), shape, positions, skeleton.num_parameters())
 
     @property
     def dtype_name(self) -> str:

@@ -10,19 +10,20 @@ from collections.abc import Callable
 from datetime import datetime, timezone
 from importlib.metadata import version
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import torch
 
 from .. import __version__
-
-if TYPE_CHECKING:
-    import torch
+from ..kernels._native.library import description
+from ..kernels._triton.refusals import installed
 
 MEMORY, GROUP = Path("/proc/meminfo"), Path("/sys/fs/cgroup")
 """Where Linux tells what memory there is, and what a container may take of it."""
 
 
 def versions(*packages: str) -> dict[str, str]:
-    """Versions of saccade, Python, torch, transformers and further packages; imports none of them."""
+    """Versions of saccade, Python, torch, transformers and further packages, as they were installed."""
     found = {name: version(name) for name in ("torch", "transformers", *packages)}
     return {"saccade": __version__, "python": platform.python_version(), **found}
 
@@ -45,9 +46,6 @@ def environment(*, threads: int, dtype: torch.dtype, device: torch.device) -> di
 
 def kernels_on(device: torch.device) -> str:
     """Which kernels `auto` takes on a device, in words."""
-    from ..kernels._native.library import description
-    from ..kernels._triton.refusals import installed
-
     if device.type == "cpu":
         return description()
     return "triton" if device.type == "cuda" and installed() else "torch"
@@ -55,8 +53,6 @@ def kernels_on(device: torch.device) -> str:
 
 def device_name(device: torch.device) -> str:
     """An accelerator's product name; of other devices their type."""
-    import torch
-
     return torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
 
 
@@ -72,16 +68,12 @@ def processor() -> str:
 
 def read_bandwidth(device: torch.device, *, megabytes: int = 1024, repeats: int = 5) -> float:
     """GB/s at which a buffer much larger than the caches is summed; median of `repeats`."""
-    import torch
-
     buffer = torch.ones(megabytes * 2**20 // 4, dtype=torch.float32, device=device)
     return buffer.nbytes / _seconds(buffer.sum, device, repeats) / 1e9
 
 
 def copy_bandwidth(device: torch.device, *, megabytes: int = 4096, repeats: int = 15) -> float:
     """GB/s read and written together where a buffer much larger than the caches is copied; median of `repeats`."""
-    import torch
-
     source = torch.ones(megabytes * 2**20 // 4, dtype=torch.float32, device=device)
     target = torch.empty_like(source)
     return 2 * source.nbytes / _seconds(lambda: target.copy_(source), device, repeats) / 1e9
@@ -101,8 +93,6 @@ def _seconds(work: Callable[[], object], device: torch.device, repeats: int) -> 
 
 def free_memory(device: torch.device) -> int | None:
     """Bytes that can still be had on a device, a container's limit counted; None where the system does not say."""
-    import torch
-
     if device.type == "cuda":
         # What only cycles hold, and what torch keeps for later.
         gc.collect()
@@ -120,8 +110,6 @@ def free_memory(device: torch.device) -> int | None:
 
 def synchronize(device: torch.device) -> None:
     """Wait for the device, so that a clock read means something."""
-    import torch
-
     if device.type == "cuda":
         torch.cuda.synchronize(device)
     elif device.type == "mps":

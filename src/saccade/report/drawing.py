@@ -10,7 +10,7 @@ from typing import Any
 
 import matplotlib
 from matplotlib.axes import Axes
-from matplotlib.colors import Colormap, LinearSegmentedColormap, to_rgba
+from matplotlib.colors import LinearSegmentedColormap, to_rgba
 from matplotlib.figure import Figure
 
 from .palette import GRID, INK, MUTED, PAPER, SHADES, VALUE, Mark
@@ -89,9 +89,3 @@ def with_intervals(axes: Axes, at: Floats, values: Floats, ends: Sequence[Floats
     below = [max(value - low, 0.0) for value, (low, _) in zip(values, ends, strict=True)]
     above = [max(high - value, 0.0) for value, (_, high) in zip(values, ends, strict=True)]
     axes.errorbar(at, values, yerr=[below, above], **{"linestyle": "none", **mark, **style})
-
-
-def heat_map(axes: Axes, values: Any, colors: str | Colormap, **style: Any) -> Any:
-    """Draw `[rows, columns]` as colours; gives the image."""
-    axes.grid(visible=False)
-    return axes.imshow(values, cmap=colors, aspect="auto", interpolation="none", **style)

@@ -12,13 +12,14 @@ from matplotlib.colors import PowerNorm, to_rgba
 from matplotlib.patches import Rectangle
 from matplotlib.ticker import MaxNLocator, PercentFormatter
 
-from .drawing import IN_CELL, SHARES, canvas, heat_map, inline
+from .drawing import IN_CELL, SHARES, canvas, inline
 from .palette import FACT, GRID, INK, MUTED, PAPER, marks
 from .wording import Row
 
 _WIDTH, _LINE, _FONT = 6.4, 0.245, 9  # inches, inches of a policy at a budget, points
 _WRITTEN = 24
 """Layers up to which a cell of a heat map has room for its number."""
+_CELLS: dict[str, Any] = {"aspect": "auto", "interpolation": "none"}
 _OVER = {"facecolor": PAPER, "edgecolor": "none", "pad": 0.5}
 _STRONG = 0.55
 """Shares from which on a colour is too strong for dark letters."""
@@ -75,7 +76,7 @@ def recalls(rows: Sequence[Row], measure: str) -> str:
     with canvas(_WIDTH, _height(sparse) + 0.55, _FONT) as figure:
         axes = figure.add_subplot()
         if sparse:
-            image = heat_map(axes, values, SHARES, vmin=0, vmax=1)
+            image = axes.imshow(values, SHARES, vmin=0, vmax=1, **_CELLS)
             bar = figure.colorbar(image, ax=axes, location="bottom", shrink=0.6, aspect=40, pad=0.02)
             bar.ax.xaxis.set_major_formatter(PercentFormatter(1.0))
             bar.outline.set_visible(False)
@@ -134,7 +135,8 @@ def gaze_bar() -> str:
 
 def _looks(axes: Axes, shares: Any, extent: tuple[float, float, float, float]) -> None:
     """Shares in a frame; faint looks matter as much as strong ones, hence the power."""
-    heat_map(axes, shares, SHARES, norm=PowerNorm(0.7, vmin=0, vmax=1), extent=extent)
+    axes.imshow(shares, SHARES, norm=PowerNorm(0.7, vmin=0, vmax=1), extent=extent, **_CELLS)
+    axes.grid(visible=False)
     axes.set_yticks([])
     axes.spines[:].set(visible=True, color=GRID)
 

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 from matplotlib.axes import Axes
 from rich.table import Table
 
 from ..calibrate.training import TRACED
-from ..files import replace_text
 from .drawing import as_svg, canvas, side_by_side, with_intervals
 from .palette import INK, MUTED, marks
 from .table import fill, new_table
@@ -44,8 +42,8 @@ def head_table(results: Mapping[str, Any]) -> Table:
     return fill(new_table(title, COLUMNS, ("method", "roles"), notes), rows, COLUMNS, "method", "roles", bold="chosen")
 
 
-def head_report(results: Mapping[str, Any], folder: Path) -> Path:
-    """Draw the training and what roles achieve into the results folder; returns the picture's path."""
+def head_picture(results: Mapping[str, Any]) -> str:
+    """The training and what roles achieve, as SVG."""
     traces = [one["trace"] for one in results["found"] if one["trace"]]
     heights = [*(2.7 for _ in traces), 3.0]
     with canvas(11.0, sum(heights)) as figure:
@@ -54,8 +52,7 @@ def head_report(results: Mapping[str, Any], folder: Path) -> Path:
             wanted = results["target_heads"] - results["environment"]["kv_heads"]
             _training(rows[0].subgridspec(1, len(TRACED) - 1).subplots(squeeze=False)[0], trace, wanted)
         _answers(figure.add_subplot(rows[-1]), results)
-        replace_text(folder / PICTURE, as_svg(figure))
-    return folder / PICTURE
+        return as_svg(figure)
 
 
 def _training(panels: Sequence[Axes], trace: Mapping[str, Any], wanted: int) -> None:

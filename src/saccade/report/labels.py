@@ -54,13 +54,6 @@ def labelled(results: Mapping[str, Any]) -> list[Row]:
     return [{**row, "label": found[row["family"]]} for row in rows]
 
 
-def renamed(rows: Iterable[Row]) -> tuple[list[Row], list[str]]:
-    """Rows whose `policy` is a spec, with its label there instead; and what the labels mean."""
-    rows = list(rows)
-    found = labels(row["policy"] for row in rows)
-    return [{**row, "policy": found[row["policy"]]} for row in rows], meanings(found)
-
-
 def meanings(found: Mapping[str, str]) -> list[str]:
     """What labels stand for, those that are not whole specs."""
     return [f"{label} is {spec}" for spec, label in found.items() if label != spec]

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from pathlib import Path
 from typing import Any
 
 import numpy
 from rich.table import Table
 
 from ..calibrate.layers import name
-from ..files import replace_text
 from .drawing import as_svg, canvas, headline
 from .palette import FACT, GRID, INK
 from .table import fill, new_table
@@ -58,8 +56,8 @@ def _number(measure: str, kind: str, form: str) -> Callable[[Row], str]:
     return lambda row: number(row[measure][kind], form)
 
 
-def layer_report(results: Mapping[str, Any], folder: Path) -> Path:
-    """Draw the measure by layer, both kinds of text stacked, a panel for each budget; returns the picture's path."""
+def layer_picture(results: Mapping[str, Any]) -> str:
+    """The measure by layer, both kinds of text stacked, a panel for each budget, as SVG."""
     budgets = results["budgets"]
     width = min(max(6.0, 1.5 + 0.3 * len(results["rows"]) / len(budgets)), 30.0)
     with canvas(width, 2.2 * len(budgets) + 0.8) as figure:
@@ -84,8 +82,7 @@ def layer_report(results: Mapping[str, Any], folder: Path) -> Path:
         panels[0].legend(frameon=False)
         panels[-1].set_xlabel("layer that selects again")
         headline(figure, f"{results['policy']}, {results['model']}: {UNIT}; chosen: {_named(results['chosen'])}")
-        replace_text(folder / PICTURE, as_svg(figure))
-    return folder / PICTURE
+        return as_svg(figure)
 
 
 def _named(reselect: Any) -> str:

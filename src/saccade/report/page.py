@@ -56,16 +56,6 @@ def comparison_page(results: Mapping[str, Any], gazes: Sequence[Row], samples: S
     )
 
 
-def tune_report(results: Mapping[str, Any], folder: Path) -> Path:
-    """Make the page of a tuning; gives its path.
-
-    Raises:
-        OutputError: if it cannot be written.
-    """
-    replace_text(folder / REPORT, tune_page(results))
-    return folder / REPORT
-
-
 def tune_page(results: Mapping[str, Any]) -> str:
     """A tuning as HTML: content of `tune.json`."""
     rows = front_rows(results)

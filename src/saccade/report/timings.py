@@ -8,7 +8,7 @@ from typing import Any
 
 from rich.table import Table
 
-from .labels import renamed
+from .labels import labels, meanings
 from .table import fill, new_table
 from .wording import Columns, number
 
@@ -59,7 +59,10 @@ def timing_table(results: Mapping[str, Any], columns: Columns, setting: Iterable
     cache = results.get("settings", {}).get("kv_cache_dtype", "auto")
     dtype = here["dtype"] if cache == "auto" else f"{here['dtype']} on a cache in {cache}"
     title = f"{results['shape']}, {dtype}, {where}, {bandwidth}"
-    rows, notes = renamed(results["rows"]) if "policy" in columns else (results["rows"], [])
+    rows, notes = results["rows"], list[str]()
+    if "policy" in columns:
+        found = labels(row["policy"] for row in rows)
+        rows, notes = [{**row, "policy": found[row["policy"]]} for row in rows], meanings(found)
     table = new_table(title, columns, ("policy", "runtime", "operation", "implementation"), notes)
     return fill(table, rows, columns, *(key for key in setting if all(key in row for row in rows)))
 

@@ -1,9 +1,11 @@
 """The transformers adapter."""
 
-from ...checkpoints.versions import refuse_outdated
+from ...checkpoints.versions import outdated
+from ...errors import SaccadeError
 
-refuse_outdated()
+if _old := outdated():
+    raise SaccadeError(_old)
 
-from .run import Run, sparsify  # noqa: E402  # behind the check: an old library would fail here in a way of its own
+from .run import Run, sparsify  # behind the check: an old library would fail here in a way of its own
 
 __all__ = ["Run", "sparsify"]
