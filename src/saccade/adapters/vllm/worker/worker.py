@@ -101,14 +101,9 @@ class Serving:
     indexes: PagedIndexes = field(default_factory=PagedIndexes)
 
     @property
-    def page(self) -> int | None:
-        """The page of bounds that lie in the cache; None if there are none."""
-        return self.plan.bounds_page
-
-    @property
     def filled(self) -> bool:
         """Whether bounds of a page may wait until it is full."""
-        return self.plan.selector is not None and self.plan.selector.granule == self.page
+        return self.plan.selector is not None and self.plan.selector.granule == self.plan.bounds_page
 
 
 def serving_of(vllm_config: Any) -> Serving:
