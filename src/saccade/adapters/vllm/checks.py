@@ -185,8 +185,13 @@ def _one_token(vllm_config: Any) -> KVView:
 
 
 def _early(vllm_config: Any, options: ServeOptions, plan: Plan) -> list[str]:
-    """What needs no setting that vLLM still makes."""
-    return _guess(vllm_config, options, plan) + _connector(vllm_config, options, plan)
+    """What needs no setting that vLLM still makes; of random weights no layer is the right one."""
+    reasons, policy, model = _connector(vllm_config, options, plan), options.policy, vllm_config.model_config.model
+    if plan.guessed is None or vllm_config.load_config.load_format == "dummy":
+        return reasons
+    find = f"`saccade calibrate layers --model {model} --policy {policy.name}` or `saccade serve … --calibrate TEXTS`"
+    told = f"policy {policy}: no layer is known for {model}; find it with {find}, or name one, {plan.guessed}=LAYER"
+    return [told, *reasons]
 
 
 def _connector(vllm_config: Any, options: ServeOptions, plan: Plan) -> list[str]:
@@ -215,15 +220,6 @@ def _connector(vllm_config: Any, options: ServeOptions, plan: Plan) -> list[str]
         told = "without it answers of streaming sessions would leave as prompts"
         return [f"KV connector {name} needs the prefix cache (--enable-prefix-caching): {told}"]
     return [moved] if (moved := problem("offloading")) else []
-
-
-def _guess(vllm_config: Any, options: ServeOptions, plan: Plan) -> list[str]:
-    """Why a plan is not served of which an option is a guess; of random weights no layer is the right one."""
-    if plan.guessed is None or vllm_config.load_config.load_format == "dummy":
-        return []
-    policy, model = options.policy, vllm_config.model_config.model
-    find = f"`saccade calibrate layers --model {model} --policy {policy.name}` or `saccade serve … --calibrate TEXTS`"
-    return [f"policy {policy}: no layer is known for {model}; find it with {find}, or name one, {plan.guessed}=LAYER"]
 
 
 def reasons_against_search(vllm_config: Any, policy: Policy) -> list[str]:
