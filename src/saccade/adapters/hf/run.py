@@ -141,11 +141,7 @@ class Run:
         return Upkeep(session, cache, starts, self._hook.rectifier)
 
     def refuse_capture(self) -> None:
-        """Raise unless a step needs nothing of the host.
-
-        Raises:
-            UnsupportedModelError: with every reason.
-        """
+        """Raise an UnsupportedModelError, with every reason, unless a step needs nothing of the host."""
         reasons = reasons_against_capture(self.plan, self.policy.rectify, self._observers)
         if self.plan.roles.mixed:
             reasons.append("layers without full attention keep their lengths on the host")

@@ -72,11 +72,7 @@ def against_rewinding(policy: Policy, shape: ModelShape) -> str | None:
 
 
 def refuse_rewinding(policy: Policy, shape: ModelShape) -> None:
-    """Raise for what `against_rewinding` finds.
-
-    Raises:
-        UnsupportedModelError: with the kinds of those layers.
-    """
+    """Raise an UnsupportedModelError with what `against_rewinding` finds."""
     if reason := against_rewinding(policy, shape):
         raise UnsupportedModelError(reason)
 

@@ -50,11 +50,7 @@ def reasons_against(vllm_config: Any, options: ServeOptions) -> list[str]:
 
 
 def refuse_unsupported(vllm_config: Any, options: ServeOptions) -> None:
-    """Raise with all reasons.
-
-    Raises:
-        ServingError: if `reasons_against` finds any.
-    """
+    """Raise a ServingError with all that `reasons_against` finds."""
     reasons = reasons_against(vllm_config, options)
     if reasons:
         raise ServingError(f"saccade cannot serve {vllm_config.model_config.model} here: " + "; ".join(reasons))
@@ -250,12 +246,9 @@ def unit() -> int:
 
 
 def refuse_early(vllm_config: Any) -> None:
-    """Refuse what an engine is told and none could do, in the process that starts it, before there is an engine.
+    """Raise a ServingError for what none could do of what an engine is told, before there is one, where it is started.
 
     What depends on settings that vLLM still makes is left to the workers.
-
-    Raises:
-        ServingError: with the reason.
     """
     try:
         options = ServeOptions.of(vllm_config)
@@ -270,11 +263,7 @@ def refuse_early(vllm_config: Any) -> None:
 
 
 def refuse_detached(vllm_config: Any) -> None:
-    """Refuse an engine that was given our options and would not decode under them.
-
-    Raises:
-        ServingError: with the reason.
-    """
+    """Raise a ServingError for an engine that was given our options and would not decode under them."""
     check_interfaces("every process")
     from vllm.v1.attention.backends.registry import AttentionBackendEnum
 
@@ -339,11 +328,7 @@ def rectifies_ahead(vllm_config: Any) -> bool:
 
 
 def plan_of(vllm_config: Any, options: ServeOptions) -> Plan:
-    """The policy bound to the whole model; its notes begin with those of the options.
-
-    Raises:
-        PolicyError: if it does not fit.
-    """
+    """The policy bound to the whole model, or a PolicyError; its notes begin with those of the options."""
     policy, shape = options.policy, shape_of(vllm_config)
     plan = policy.plan(shape)
     if options.drafts and plan.owns_index:
