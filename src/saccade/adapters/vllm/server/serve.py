@@ -76,11 +76,7 @@ class Server:
     address: str
 
     def run(self) -> None:
-        """Serve until the process is told to stop.
-
-        Raises:
-            ServingError: vLLM gave up; its log says why.
-        """
+        """Serve until the process is told to stop; a ServingError if vLLM gives up, whose log says why."""
         import uvloop
         from vllm.entrypoints.launchers.api_server.entry import run_server
 

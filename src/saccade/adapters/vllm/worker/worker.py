@@ -107,11 +107,7 @@ class Serving:
 
 
 def serving_of(vllm_config: Any) -> Serving:
-    """What this worker's layers share; made once per engine.
-
-    Raises:
-        ServingError: no options were given, or the engine cannot decode under the policy, with every reason.
-    """
+    """What this worker's layers share, made once per engine; a ServingError with every reason why it cannot decode."""
     held = held_by(vllm_config)
     if SERVING not in held:
         held[SERVING] = _start(vllm_config)
