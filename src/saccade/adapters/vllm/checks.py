@@ -182,9 +182,10 @@ def _one_token(vllm_config: Any) -> KVView:
 
 def _early(vllm_config: Any, options: ServeOptions, plan: Plan) -> list[str]:
     """What needs no setting that vLLM still makes; of random weights no layer is the right one."""
-    reasons, policy, model = _connector(vllm_config, options, plan), options.policy, vllm_config.model_config.model
+    reasons = _connector(vllm_config, options, plan)
     if plan.guessed is None or vllm_config.load_config.load_format == "dummy":
         return reasons
+    policy, model = options.policy, vllm_config.model_config.model
     find = f"`saccade calibrate layers --model {model} --policy {policy.name}` or `saccade serve … --calibrate TEXTS`"
     told = f"policy {policy}: no layer is known for {model}; find it with {find}, or name one, {plan.guessed}=LAYER"
     return [told, *reasons]
@@ -246,7 +247,7 @@ def unit() -> int:
 
 
 def refuse_early(vllm_config: Any) -> None:
-    """Raise a ServingError for what none could do of what an engine is told, before there is one, where it is started.
+    """Raise a ServingError, before there is an engine, if it is told what none could do; in the process that starts it.
 
     What depends on settings that vLLM still makes is left to the workers.
     """
