@@ -28,9 +28,10 @@ def register() -> None:
 
     register_backend(AttentionBackendEnum.CUSTOM, BACKEND)
     register_cache_spec()
-    _refuse_early(type(current_platform))
+    platform: Any = type(current_platform)
+    _refuse_early(platform)
     if current_platform.is_cpu():
-        _honour_choice(type(current_platform))
+        _honour_choice(platform)
 
 
 def __getattr__(name: str) -> Any:
