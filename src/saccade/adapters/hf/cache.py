@@ -301,10 +301,9 @@ def advance(cache: Any, starts: Tensor, again: int = 0) -> tuple[Tensor, Rows]:
 
 
 def refuse_moving(cache: Any) -> None:
-    """Raise unless a cache stays where it is in memory and keeps its length on the device.
+    """Raise an UnsupportedModelError unless a cache stays where it is in memory and keeps its length on the device.
 
-    Raises:
-        UnsupportedModelError: for any but a filled `StaticCache` of transformers 5.
+    That is a filled `StaticCache` of transformers 5.
     """
     refuse_cache(cache)
     first = cache.layers[0] if cache.layers else None

@@ -85,11 +85,6 @@ class Caller:
     text: Text | None = None
     blocks: tuple[tuple[FrameType, int] | None, ...] = ()
 
-    @property
-    def decodes(self) -> bool:
-        """Whether the caller has said that some positions decode."""
-        return self.prompt is not None or self.decoding
-
     def call(self, past: int, queries: int, cache: object = None) -> Call:
         """What a call of `queries` positions behind `past` slots of a cache is."""
         if self.purpose in ("dense", "check"):

@@ -180,11 +180,7 @@ def forward(model: Any, cache: Any, tokens: Tensor, starts: Tensor) -> Tensor:
 
 
 def row_starts(mask: Tensor | None, batch: int) -> Tensor:
-    """First real slot of each row, int32 `[B]`, from a mask `[B, T]`; reads it on the host.
-
-    Raises:
-        UnsupportedModelError: for a mask of another form than zeros before ones.
-    """
+    """First real slots int32 `[B]`, on the host, of a mask `[B, T]`: zeros, then ones, or an UnsupportedModelError."""
     if mask is None:
         return torch.zeros(batch, dtype=torch.int32, device="cpu")
     seen = mask.cpu().bool()

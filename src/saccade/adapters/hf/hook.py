@@ -215,7 +215,8 @@ class ForwardHook:
     def _uses_cache(self, module: Any, kwargs: dict[str, Any]) -> bool:
         given = kwargs.get("use_cache")
         uses = bool(module.config.use_cache if given is None else given)
-        if not uses and self.callers.here.decodes:
+        here = self.callers.here
+        if not uses and (here.decoding or here.prompt is not None):
             raise UnsupportedModelError(NO_CACHE)
         return uses
 

@@ -83,12 +83,7 @@ def _trimmed(part: Any, rows: int, surplus: int, kept: int) -> Any:
 
 
 def refuse_unmovable(kwargs: dict[str, Any], ids: Tensor | None) -> None:
-    """Raise unless a decoding call is made of token ids and of inputs that can be computed for other slots.
-
-    Raises:
-        UnsupportedModelError: for embeddings, per-token inputs and masks by kind of layer, of which only the caller
-            knows the others.
-    """
+    """Raise an UnsupportedModelError for a decoding call without ids, or with inputs that only its caller can place."""
     if ids is None:
         raise UnsupportedModelError("rectification runs decoded tokens again, so it needs input_ids, not inputs_embeds")
     if kwargs.get("token_type_ids") is not None:

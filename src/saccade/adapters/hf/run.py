@@ -141,11 +141,7 @@ class Run:
         return Upkeep(session, cache, starts, self._hook.rectifier)
 
     def refuse_capture(self) -> None:
-        """Raise unless a step needs nothing of the host.
-
-        Raises:
-            UnsupportedModelError: with every reason.
-        """
+        """Raise an UnsupportedModelError, with every reason, unless a step needs nothing of the host."""
         reasons = reasons_against_capture(self.plan, self.policy.rectify, self._observers)
         if self.plan.roles.mixed:
             reasons.append("layers without full attention keep their lengths on the host")
@@ -305,11 +301,7 @@ def attached(model: Any, policy: Policy, tokenizer: Any) -> Run:
 
 
 def _unwrap(model: Any) -> Any:
-    """The model below a PEFT wrapper; its adapters stay in place.
-
-    Raises:
-        UnsupportedModelError: for prompt and prefix tuning, whose virtual tokens no caller counts as prompt.
-    """
+    """The model below a PEFT wrapper, whose adapters stay in place; an UnsupportedModelError for virtual tokens."""
     configs = getattr(model, "peft_config", None)
     learnt = [config.peft_type.value for config in configs.values() if config.is_prompt_learning] if configs else []
     if learnt:

@@ -230,11 +230,7 @@ class AtHand(threading.local):
 
 
 def _row_starts(mask: Tensor, call: Call) -> list[int]:
-    """First visible slot of each row, which must see everything from there to the query's own position.
-
-    Raises:
-        UnsupportedModelError: for a mask with holes, as right padding leaves, or of another form than causal.
-    """
+    """First visible slot of each row; an UnsupportedModelError unless queries see all from there to their own."""
     length, prompt = call.past + call.queries, 0 if call.again else call.prompt
     seen = mask[:, :, prompt:, :length]
     visible = seen if seen.dtype == torch.bool else seen == 0

@@ -30,24 +30,16 @@ KNOWN = (None, "sdpa", "eager", "flash_attention_2", "flash_attention_3", "flash
 _CACHES = ("cache_implementation", "use_cache")
 
 
-def reasons_against(model: Any) -> list[str]:
-    """Every reason why a model cannot be attached; empty if it can."""
+def refuse_unsupported(model: Any) -> None:
+    """Raise an UnsupportedModelError with every reason why a model cannot be attached."""
     if not isinstance(model, nn.Module) or not hasattr(model, "config"):
         got = repr(model) if isinstance(model, (str, os.PathLike, type(None))) else type(model).__name__
         advice = "load one with transformers.AutoModelForCausalLM.from_pretrained; of a pipeline, pass its .model"
-        return [f"expected a loaded transformers model, got {got}; {advice}"]
-    if any(map(_compiled, model.modules())):
-        return [COMPILED]
-    return [*_structure(model), *reasons_in(text_config(model), honoured="num_kv_shared_layers"), *_state(model)]
-
-
-def refuse_unsupported(model: Any) -> None:
-    """Raise with all reasons.
-
-    Raises:
-        UnsupportedModelError: if `reasons_against` finds any.
-    """
-    reasons = reasons_against(model)
+        reasons = [f"expected a loaded transformers model, got {got}; {advice}"]
+    elif any(map(_compiled, model.modules())):
+        reasons = [COMPILED]
+    else:
+        reasons = [*_structure(model), *reasons_in(text_config(model), honoured="num_kv_shared_layers"), *_state(model)]
     if reasons:
         raise UnsupportedModelError(f"saccade cannot run {type(model).__name__}: " + "; ".join(reasons))
 
@@ -80,11 +72,7 @@ def against_rewinding(policy: Policy, shape: ModelShape) -> str | None:
 
 
 def refuse_rewinding(policy: Policy, shape: ModelShape) -> None:
-    """Raise for what `against_rewinding` finds.
-
-    Raises:
-        UnsupportedModelError: with the kinds of those layers.
-    """
+    """Raise an UnsupportedModelError with what `against_rewinding` finds."""
     if reason := against_rewinding(policy, shape):
         raise UnsupportedModelError(reason)
 

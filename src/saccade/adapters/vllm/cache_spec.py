@@ -85,11 +85,7 @@ class SaccadeAttentionSpec(FullAttentionSpec):
 
     @classmethod
     def merge(cls, specs: list[Any]) -> SaccadeAttentionSpec:
-        """One spec for a group of layers.
-
-        Raises:
-            AssertionError: if they differ, which is how vLLM finds out whether they may form a group.
-        """
+        """One spec for a group of layers, or an AssertionError, by which vLLM finds out whether they may form one."""
         if not all(isinstance(spec, cls) for spec in specs):
             raise AssertionError("layers that decode sparsely and others cannot share a group")
         if len({(spec.policy, spec.covered) for spec in specs}) > 1:

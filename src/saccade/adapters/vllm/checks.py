@@ -50,11 +50,7 @@ def reasons_against(vllm_config: Any, options: ServeOptions) -> list[str]:
 
 
 def refuse_unsupported(vllm_config: Any, options: ServeOptions) -> None:
-    """Raise with all reasons.
-
-    Raises:
-        ServingError: if `reasons_against` finds any.
-    """
+    """Raise a ServingError with all that `reasons_against` finds."""
     reasons = reasons_against(vllm_config, options)
     if reasons:
         raise ServingError(f"saccade cannot serve {vllm_config.model_config.model} here: " + "; ".join(reasons))
@@ -185,8 +181,14 @@ def _one_token(vllm_config: Any) -> KVView:
 
 
 def _early(vllm_config: Any, options: ServeOptions, plan: Plan) -> list[str]:
-    """What needs no setting that vLLM still makes."""
-    return _guess(vllm_config, options, plan) + _connector(vllm_config, options, plan)
+    """What needs no setting that vLLM still makes; of random weights no layer is the right one."""
+    reasons = _connector(vllm_config, options, plan)
+    if plan.guessed is None or vllm_config.load_config.load_format == "dummy":
+        return reasons
+    policy, model = options.policy, vllm_config.model_config.model
+    find = f"`saccade calibrate layers --model {model} --policy {policy.name}` or `saccade serve … --calibrate TEXTS`"
+    told = f"policy {policy}: no layer is known for {model}; find it with {find}, or name one, {plan.guessed}=LAYER"
+    return [told, *reasons]
 
 
 def _connector(vllm_config: Any, options: ServeOptions, plan: Plan) -> list[str]:
@@ -217,15 +219,6 @@ def _connector(vllm_config: Any, options: ServeOptions, plan: Plan) -> list[str]
     return [moved] if (moved := problem("offloading")) else []
 
 
-def _guess(vllm_config: Any, options: ServeOptions, plan: Plan) -> list[str]:
-    """Why a plan is not served of which an option is a guess; of random weights no layer is the right one."""
-    if plan.guessed is None or vllm_config.load_config.load_format == "dummy":
-        return []
-    policy, model = options.policy, vllm_config.model_config.model
-    find = f"`saccade calibrate layers --model {model} --policy {policy.name}` or `saccade serve … --calibrate TEXTS`"
-    return [f"policy {policy}: no layer is known for {model}; find it with {find}, or name one, {plan.guessed}=LAYER"]
-
-
 def reasons_against_search(vllm_config: Any, policy: Policy) -> list[str]:
     """Why transformers can look for no layer of a policy before this engine starts; one line each."""
     config, parallel = vllm_config.model_config, vllm_config.parallel_config
@@ -254,12 +247,9 @@ def unit() -> int:
 
 
 def refuse_early(vllm_config: Any) -> None:
-    """Refuse what an engine is told and none could do, in the process that starts it, before there is an engine.
+    """Raise a ServingError, before there is an engine, if it is told what none could do; in the process that starts it.
 
     What depends on settings that vLLM still makes is left to the workers.
-
-    Raises:
-        ServingError: with the reason.
     """
     try:
         options = ServeOptions.of(vllm_config)
@@ -274,11 +264,7 @@ def refuse_early(vllm_config: Any) -> None:
 
 
 def refuse_detached(vllm_config: Any) -> None:
-    """Refuse an engine that was given our options and would not decode under them.
-
-    Raises:
-        ServingError: with the reason.
-    """
+    """Raise a ServingError for an engine that was given our options and would not decode under them."""
     check_interfaces("every process")
     from vllm.v1.attention.backends.registry import AttentionBackendEnum
 
@@ -343,11 +329,7 @@ def rectifies_ahead(vllm_config: Any) -> bool:
 
 
 def plan_of(vllm_config: Any, options: ServeOptions) -> Plan:
-    """The policy bound to the whole model; its notes begin with those of the options.
-
-    Raises:
-        PolicyError: if it does not fit.
-    """
+    """The policy bound to the whole model, or a PolicyError; its notes begin with those of the options."""
     policy, shape = options.policy, shape_of(vllm_config)
     plan = policy.plan(shape)
     if options.drafts and plan.owns_index:

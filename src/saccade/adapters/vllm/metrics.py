@@ -73,10 +73,8 @@ RECALLS = ("attention_recall", "attention_recall_with_dense")
 def exporting() -> Iterator[str]:
     """Have the servers that are started inside export their figures; gives the folder.
 
-    A folder that the user has named is taken and kept, any other is removed at the end, or by the next server.
-
-    Raises:
-        ServingError: the user's folder cannot be made.
+    A folder that the user has named is taken and kept, or a ServingError says that it cannot be made. Any other is
+    removed at the end, or by the next server.
     """
     given = os.environ.get(VARIABLE)
     if given:

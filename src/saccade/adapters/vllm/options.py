@@ -152,11 +152,7 @@ def opted_out(params: Any) -> bool:
 
 
 def shape_of(vllm_config: Any) -> ModelShape:
-    """Sizes of the whole decoder, over all tensor-parallel ranks, and the hash of its weights where files are here.
-
-    Raises:
-        ServingError: it has no such sizes.
-    """
+    """Sizes of the whole decoder, over all ranks, or a ServingError; and its weights' hash where files are here."""
     config = vllm_config.model_config
     text = config.hf_text_config
     reasons = reasons_in_sizes(text)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from functools import cache
 from typing import Any
 
 from .checks import BACKEND, refuse_early
@@ -10,15 +11,13 @@ from .vllm_api import check_interfaces, problem
 
 logger = logging.getLogger("vllm.saccade")
 
-_EVERYWHERE = "every process"
-
 
 def register() -> None:
     """Make vLLM know our attention backend and cache specification; idempotent, and nothing else changes.
 
     In a vLLM that this was not written for it only says so: whoever does not use saccade is not to be stopped by it.
     """
-    moved = problem(_EVERYWHERE)
+    moved = problem("every process")
     if moved is not None:
         logger.warning("saccade is not available: %s", moved)
         return
@@ -29,9 +28,10 @@ def register() -> None:
 
     register_backend(AttentionBackendEnum.CUSTOM, BACKEND)
     register_cache_spec()
-    _refuse_early(type(current_platform))
+    platform: Any = type(current_platform)
+    _refuse_early(platform)
     if current_platform.is_cpu():
-        _honour_choice(type(current_platform))
+        _honour_choice(platform)
 
 
 def __getattr__(name: str) -> Any:
@@ -51,27 +51,24 @@ def __getattr__(name: str) -> Any:
     return SaccadeFlashBackend
 
 
+@cache
 def _refuse_early(platform: Any) -> None:
     """Let whoever makes a configuration hear at once what is wrong with our part of it, not two processes away."""
     stock = platform.check_and_update_config.__func__
-    if getattr(stock, "_saccade", False):
-        return
 
     def check_and_update_config(cls: Any, vllm_config: Any) -> None:
         stock(cls, vllm_config)
         refuse_early(vllm_config)
 
-    check_and_update_config._saccade = True  # type: ignore[attr-defined]
     platform.check_and_update_config = classmethod(check_and_update_config)
 
 
+@cache
 def _honour_choice(platform: Any) -> None:
     """Let the CPU platform, which always takes its own backend, take the one that was asked for."""
     from vllm.v1.attention.backends.registry import AttentionBackendEnum
 
     stock = platform.get_attn_backend_cls.__func__
-    if getattr(stock, "_saccade", False):
-        return
 
     def get_attn_backend_cls(
         cls: Any, selected_backend: Any, attn_selector_config: Any, *rest: Any, **more: Any
@@ -81,5 +78,4 @@ def _honour_choice(platform: Any) -> None:
         chosen: str = stock(cls, selected_backend, attn_selector_config, *rest, **more)
         return chosen
 
-    get_attn_backend_cls._saccade = True  # type: ignore[attr-defined]
     platform.get_attn_backend_cls = classmethod(get_attn_backend_cls)

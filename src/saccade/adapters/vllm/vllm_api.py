@@ -243,11 +243,7 @@ PARTS: dict[str, tuple[Part, ...]] = {
 
 
 def check_interfaces(*places: str) -> None:
-    """Raise unless this is the vLLM that the plugin was written for, as far as some places use it.
-
-    Raises:
-        ServingError: naming what has moved.
-    """
+    """Raise a ServingError, which names what has moved, unless vLLM is as some places use it."""
     found = problem(*places)
     if found is not None:
         raise ServingError(found)

@@ -20,10 +20,7 @@ from .draft_length import DraftLength
 class AdaptiveScheduler(Scheduler):
     """vLLM's scheduler, which tells the workers before each step how many tokens to draft behind it.
 
-    Made for an engine that schedules asynchronously, it is an `AheadAdaptiveScheduler`.
-
-    Raises:
-        ServingError: the engine has no drafts.
+    Made for an engine that schedules asynchronously, it is an `AheadAdaptiveScheduler`; without drafts, a ServingError.
     """
 
     adapts = True

@@ -239,11 +239,8 @@ def _length(request: Request) -> int:
 
 
 def _covered_by(kv_cache_config: Any) -> int:
-    """The longest row whose decoding steps are exact, as the workers computed it.
-
-    Raises:
-        ServingError: if the workers' attention is not ours.
-    """
+    """The longest row whose decoding steps are exact, as the workers computed it, whose attention is ours; else a
+    ServingError."""
     specs = (group.kv_cache_spec for group in kv_cache_config.kv_cache_groups)
     covered = [spec.covered for spec in specs if isinstance(spec, SaccadeAttentionSpec)]
     if not covered:

@@ -43,8 +43,6 @@ BUNDLED_CACHE = 2 * 2**30
 BUNDLED = "bundled"
 """What requests call the bundled model."""
 
-HOST = "127.0.0.1"
-
 
 class RefusedError(ServingError):
     """A server that cannot start; `reasons` are all that were found, one line each."""
@@ -76,11 +74,7 @@ class Server:
     address: str
 
     def run(self) -> None:
-        """Serve until the process is told to stop.
-
-        Raises:
-            ServingError: vLLM gave up; its log says why.
-        """
+        """Serve until the process is told to stop; a ServingError if vLLM gives up, whose log says why."""
         import uvloop
         from vllm.entrypoints.launchers.api_server.entry import run_server
 
@@ -241,7 +235,7 @@ def _fill(args: Namespace, options: ServeOptions, *, bundled: bool) -> None:
     # Which layers are ours the model says: `_choose_backend`.
     del given["attention_backend"]
     if args.uds is None:
-        given["host"] = HOST
+        given["host"] = "127.0.0.1"
     if options.drafts:
         given["max_num_seqs"] = rows_with_graphs(options.drafts)
     if bundled:

@@ -59,7 +59,7 @@ class SparseBackend:
         """The cache's specification, with room for bounds, and a manager that publishes clean blocks only."""
         serving = SparseBackend._serving()
         assert serving is not None, "vLLM asks after the layers were made"
-        page, sizes = serving.page, (spec.num_kv_heads, spec.head_size, spec.dtype.itemsize)
+        page, sizes = serving.plan.bounds_page, (spec.num_kv_heads, spec.head_size, spec.dtype.itemsize)
         extra = 0 if page is None else bounds_bytes(spec.block_size, page, *sizes)
         told, longest = str(serving.options.policy), SparseBackend._longest
         return SaccadeAttentionSpec.of(spec, told, extra, covered=serving.covered, longest=longest)
@@ -191,8 +191,9 @@ class SparseLayer:
 
     def refresh(self, layer: Any, kv_cache: Tensor, written: Written) -> None:
         """Recompute the bounds of the pages that new tokens have fallen into, where the policy bounds this layer's."""
-        page, number = self.serving.page, _number(layer.layer_name)
-        if page is None or number not in self.serving.plan.refreshing:
+        plan, number = self.serving.plan, _number(layer.layer_name)
+        page = plan.bounds_page
+        if page is None or number not in plan.refreshing:
             return
         kv = self.view(layer, kv_cache, written.rows)
         bounds = self.serving.indexes.layers.get(number)

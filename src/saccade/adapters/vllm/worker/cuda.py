@@ -88,7 +88,7 @@ class SaccadeFlashBuilder(SparseBuilder, FlashAttentionMetadataBuilder):
         """Bring a step up to rows that have grown on the device."""
         sparse = metadata.usual.sparse
         assert self._decode_steps is not None and sparse is not None, "this is said not to be supported"
-        if self.sparse.serving.page is not None:
+        if self.sparse.serving.plan.bounds_page is not None:
             self._decode_steps.latest(sparse.rows)
         super().update_draft_decode_metadata(metadata.dense)
 

@@ -43,7 +43,7 @@ class DecodeSteps:
             max_len=self._longest,
             whole=self._whole[:count],
         )
-        written = () if self._sparse.serving.page is None else (Written(rows, self.latest(rows), 1),)
+        written = () if self._sparse.serving.plan.bounds_page is None else (Written(rows, self.latest(rows), 1),)
         # Where no layer is left to vLLM's kernel, nobody reads its schedule, which takes three launches.
         dense = build_parent(common, not self._sparse.leaves_layers)
         return Step(Part(None, self._sparse.all_of(batch, whole, rows)), written, dense)

@@ -19,15 +19,15 @@ def prepare(rows: SparseRows, common: Any, build_parent: BuildParent, room: Tens
     An index in slots takes in what stands for sure. The rows are read on the host only where there is one, or bounds.
     `room`: int32 `[2, rows]`, zeros and what is overwritten, where a graph finds what a step of drafts alone writes.
     """
-    serving = rows.serving
+    serving, page = rows.serving, rows.serving.plan.bounds_page
     serving.attended.begin(False)
     batch = None if rows.slots is None else rows.batch(common)
-    if serving.page is None:
+    if page is None:
         written: tuple[Written, ...] = ()
     elif room is not None and common.max_query_len <= serving.options.drafts + 1:
         written = (_in_place(common, room, rows.config.model_config.max_model_len),)
     else:
-        written = written_in(common, batch or rows.batch(common), serving.page)
+        written = written_in(common, batch or rows.batch(common), page)
     return Step(Part(build_parent(common, False)), written)
 
 

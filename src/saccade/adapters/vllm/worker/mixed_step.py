@@ -23,7 +23,7 @@ def prepare(rows: SparseRows, common: Any, build_parent: BuildParent) -> Step:
     serving = rows.serving
     # Before the first page is bounded there is no index to search.
     searched = () if serving.filled and serving.indexes.layers else sparse
-    written = written_in(common, batch, serving.page, searched)
+    written = written_in(common, batch, serving.plan.bounds_page, searched)
     if not sparse:
         return Step(Part(build_parent(common, False)), written)
     # What captured steps leave to vLLM's kernel is left to it here: ours was not compiled.

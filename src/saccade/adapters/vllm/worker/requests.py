@@ -79,11 +79,7 @@ class RequestRows(BatchProcessor, SlotProcessor):  # type: ignore[misc,valid-typ
 
     @classmethod
     def validate_params(cls, sampling_params: Any) -> None:
-        """Refuse a request whose option is misspelt, before any work.
-
-        Raises:
-            VLLMValidationError: which the server answers with status 400.
-        """
+        """Raise a VLLMValidationError, which the server answers with status 400, if our option is misspelt."""
         given = (getattr(sampling_params, "extra_args", None) or {}).get(KEY)
         if given not in (None, OFF, "on"):
             valid = '"off" decodes densely, "on" as the server'

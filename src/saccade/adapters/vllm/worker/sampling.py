@@ -18,22 +18,18 @@ class Sampling:
     def __init__(self, serving: Serving, view: Callable[[int, Rows], KVView]) -> None:
         self._serving, self._view = serving, view
         self._measured = 0.0
-        self._kept: KeptSteps | None = None
+        self.keeping: tuple[KeptSteps, ...] = ()
+        """Who sees captured steps."""
         self._sampled: tuple[Rows, list[bool]] | None = None
 
     def keep(self, group: int, rows: int) -> None:
         """Where recall is measured, keep what captured steps of so many rows choose; `group` queries share a head."""
         if self._serving.recall is not None:
-            self._kept = KeptSteps(self._serving.plan, group, rows)
-
-    @property
-    def keeping(self) -> tuple[Observer, ...]:
-        """Who sees captured steps."""
-        return () if self._kept is None else (self._kept,)
+            self.keeping = (KeptSteps(self._serving.plan, group, rows),)
 
     def sample(self, batch: Batch, whole: list[bool], rows: Rows) -> None:
         """Note the captured step at hand, if it is to be measured: what is remembered of its rows is a copy."""
-        if self._kept is None or not batch.announced:
+        if not self.keeping or not batch.announced:
             return
         of_rows, covers = zip(batch.queries, whole, batch.lengths, strict=True), self._serving.plan.covers
         decoding = [queries == 1 and not other and not covers(length) for queries, other, length in of_rows]
@@ -46,10 +42,11 @@ class Sampling:
     def measure_kept(self) -> None:
         """Measure recall in the captured step before this one, if it was sampled."""
         recall, sampled = self._serving.recall, self._sampled
-        if recall is None or self._kept is None or sampled is None:
+        if recall is None or sampled is None:
             return
         self._sampled = None
-        self._kept.measure(recall, sampled[0], self._view, sampled[1])
+        for kept in self.keeping:
+            kept.measure(recall, sampled[0], self._view, sampled[1])
         if self._serving.metrics is not None:
             self._serving.metrics.measured(sum(sampled[1]))
 

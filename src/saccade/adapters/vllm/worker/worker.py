@@ -101,22 +101,13 @@ class Serving:
     indexes: PagedIndexes = field(default_factory=PagedIndexes)
 
     @property
-    def page(self) -> int | None:
-        """The page of bounds that lie in the cache; None if there are none."""
-        return self.plan.bounds_page
-
-    @property
     def filled(self) -> bool:
         """Whether bounds of a page may wait until it is full."""
-        return self.plan.selector is not None and self.plan.selector.granule == self.page
+        return self.plan.selector is not None and self.plan.selector.granule == self.plan.bounds_page
 
 
 def serving_of(vllm_config: Any) -> Serving:
-    """What this worker's layers share; made once per engine.
-
-    Raises:
-        ServingError: no options were given, or the engine cannot decode under the policy, with every reason.
-    """
+    """What this worker's layers share, made once per engine; a ServingError with every reason why it cannot decode."""
     held = held_by(vllm_config)
     if SERVING not in held:
         held[SERVING] = _start(vllm_config)
