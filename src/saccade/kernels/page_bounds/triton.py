@@ -238,7 +238,7 @@ class Plan:
 
 
 def plan(q: Tensor, lower: Tensor, upper: Tensor, pooling: Pooling) -> Plan:
-    """Constants from what the host knows: on an H200 the fastest of 70, of 128 wide heads of 9 more (docs/log.md).
+    """Constants from what the host knows: the fastest of 70 on an H200, for heads of 128 of 9 more (docs/log.md).
 
     Tensor cores take the parts of a 16-bit query as they are and add up in float32; a mean query has more digits, and
     few heads are as quickly bounded without.
