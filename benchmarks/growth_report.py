@@ -1,7 +1,5 @@
 """Table and picture of `python -m benchmarks growth`."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The table that `python -m benchmarks kernels` prints."""
 
-from __future__ import annotations
-
 from functools import partial
 
 from saccade.report.timings import SETTING, timing_table

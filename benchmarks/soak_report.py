@@ -1,7 +1,5 @@
 """Tables and picture of `python -m benchmarks soak`."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from statistics import fmean
 from typing import Any

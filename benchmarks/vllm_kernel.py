@@ -1,7 +1,5 @@
 """vLLM's CPU attention kernel by itself, under the contract of our dense operation."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

@@ -1,7 +1,5 @@
 """`python -m claims`: the papers' claims and their verdicts; and the experiments, a command each."""
 
-from __future__ import annotations
-
 from typing import Annotated
 
 import typer

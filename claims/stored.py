@@ -1,7 +1,5 @@
 """Files of docs/results, read alike whether they lie there as JSON or, large ones, packed by `gzip -9n`."""
 
-from __future__ import annotations
-
 import gzip
 import json
 import zlib

@@ -1,7 +1,5 @@
 """The model of a claim."""
 
-from __future__ import annotations
-
 from saccade.errors import UnsupportedModelError
 from saccade.eval.subject import Subject
 

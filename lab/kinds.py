@@ -1,7 +1,5 @@
 """Texts of three kinds that a model goes on with: code, prose, and questions about code."""
 
-from __future__ import annotations
-
 from importlib.metadata import distributions
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Tables in Markdown."""
 
-from __future__ import annotations
-
 from collections.abc import Collection, Iterable, Sequence
 
 from saccade.report.wording import Columns, Row

@@ -1,7 +1,5 @@
 """What runs for long and is written, drawn and printed whatever ends it."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar

@@ -1,7 +1,5 @@
 """Texts that judge: stretches of installed packages' sources that share no token, on which nothing was found."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy

@@ -1,7 +1,5 @@
 """One policy's model, cache and place in a text that is decoded with its own tokens."""
 
-from __future__ import annotations
-
 import statistics
 import time
 from collections.abc import Sequence

@@ -1,7 +1,5 @@
 """How much of what a step attends to the steps before it attended to as well (LycheeCluster, appendix D)."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy

@@ -1,7 +1,5 @@
 """Every block by its name: what a page asks for with `<!-- made: NAME -->`."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path

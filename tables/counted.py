@@ -1,7 +1,5 @@
 """What nothing measures: bytes that a policy reads, texts that a promise needs, recipes from papers, versions."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from lab.markdown import table

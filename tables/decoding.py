@@ -1,7 +1,5 @@
 """Decoding steps in our engine on a CPU, from what `saccade bench decode --json` writes."""
 
-from __future__ import annotations
-
 from lab.markdown import table
 from saccade.report.wording import grouped
 

@@ -1,7 +1,5 @@
 """The README's table of four points of a server."""
 
-from __future__ import annotations
-
 from lab.markdown import table
 
 from .page import Results, named, told

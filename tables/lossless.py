@@ -1,7 +1,5 @@
 """When lossless serving pays: a cycle's cost over the decoding steps that `saccade bench serve` has timed."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any

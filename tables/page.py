@@ -1,7 +1,5 @@
 """What a page holds between `<!-- made: NAME -->` and `<!-- end -->`, and how it gets there."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass

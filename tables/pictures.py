@@ -1,7 +1,5 @@
 """Pictures of the README and of the pages: steps of a server against the context, answers and recalls of the demo."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from matplotlib.axes import Axes

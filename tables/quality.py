@@ -1,7 +1,5 @@
 """Answers, recalls and promises: what was measured of quality, on the bundled model."""
 
-from __future__ import annotations
-
 from claims.promise.command import error_table, power_table
 from lab.markdown import table, table_of
 from saccade.report.wording import NOTHING, Columns, frame, grouped

@@ -1,7 +1,5 @@
 """vLLM's decoding steps under policies, from what `saccade bench serve --json` writes."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from lab.markdown import table

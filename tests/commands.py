@@ -1,7 +1,5 @@
 """A command line run in this process, and a tiny random model in a folder, as users give it to one."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from pathlib import Path

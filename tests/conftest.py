@@ -1,7 +1,5 @@
 """One thread, no network, and the same examples on every run: what a test finds, the next run finds again."""
 
-from __future__ import annotations
-
 import functools
 import gc
 import os

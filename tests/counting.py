@@ -1,7 +1,5 @@
 """What heads of a layer have attended to, for tests of what is counted."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import torch

@@ -1,7 +1,5 @@
 """The sparse path where nobody needs it: sets are chosen although the budget covers every row."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import contextmanager
 

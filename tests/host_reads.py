@@ -4,8 +4,6 @@ Run it on tensors without content (torch's "meta" device): operations choose as 
 succeed. A dispatch mode watches every call that torch makes for what only a real device would show.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any

@@ -4,8 +4,6 @@ For every launch and every call inside of a kernel it looks through its whole la
 every sum of integers it computes three times; most kernels take less.
 """
 
-from __future__ import annotations
-
 import inspect
 from dataclasses import replace
 from functools import cache

@@ -1,7 +1,5 @@
 """Trainings of a tiny model's gates: what they read, what interrupts them, what they have written."""
 
-from __future__ import annotations
-
 import json
 import resource
 from collections.abc import Callable, Iterator

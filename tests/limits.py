@@ -1,7 +1,5 @@
 """What the house may hold at most, row by row; `make house` prints each beside what is counted."""
 
-from __future__ import annotations
-
 import pytest
 
 LIMITS = {

@@ -1,7 +1,5 @@
 """Valid files of JSON that speak of a model, and what is nearly one: a part changed or left out, or another there."""
 
-from __future__ import annotations
-
 import json
 import math
 from collections.abc import Mapping

@@ -1,7 +1,5 @@
 """Layers whose heads have different roles, the plans of these, and what the oracle says of them."""
 
-from __future__ import annotations
-
 from methods.harness import Decoder
 from methods.layouts import Batch
 from methods.oracles import Sets

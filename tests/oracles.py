@@ -4,8 +4,6 @@ Everything here speaks of one batch row in logical positions. A vector is a list
 `keys[head][position]` a vector of a KV head; query head `h` belongs to KV head `h // (query heads / KV heads)`.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from operator import mul

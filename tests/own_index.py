@@ -1,7 +1,5 @@
 """Two methods that are not ours, whose indexes lie in slots: one never looks at text, the other at nothing else."""
 
-from __future__ import annotations
-
 NAMES = ("positive_keys", "latest_stops")
 BUDGET = 48
 

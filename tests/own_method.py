@@ -1,7 +1,5 @@
 """A method that is not ours, as somebody would write it, in a package of its own; and how a test makes it known."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager

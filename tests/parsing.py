@@ -3,8 +3,6 @@
 A finalizer that fails is reported with its traceback, of which a line is parsed too.
 """
 
-from __future__ import annotations
-
 import ast
 import gc
 

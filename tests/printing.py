@@ -1,7 +1,5 @@
 """Tables as a terminal shows them."""
 
-from __future__ import annotations
-
 from types import ModuleType
 
 import pytest

@@ -1,7 +1,5 @@
 """What `pyproject.toml` says of our own package."""
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 from typing import Any

@@ -4,8 +4,6 @@ Whatever the host reads while a call is recorded fails, and so does everything t
 replay does not run the call's Python. Kernels of ours are called by no operation of torch's, so plain torch stands in.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any

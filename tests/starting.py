@@ -1,7 +1,5 @@
 """A tokenizer that puts a token before every text, as Llama's does."""
 
-from __future__ import annotations
-
 import copy
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The shape of the package: which module may import which, what an import costs, which names are public."""
 
-from __future__ import annotations
-
 import ast
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """The documentation: its tables are those of the results, nothing in it is typed that was measured, and it is short."""
 
-from __future__ import annotations
-
 import os
 import re
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """What works without the extra `[eval]`, and what says that it needs it: in an interpreter that has only the rest."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

@@ -1,7 +1,5 @@
 """Files are replaced whole or stay as they were, whatever the disk does."""
 
-from __future__ import annotations
-
 import errno
 import os
 import subprocess

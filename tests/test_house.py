@@ -1,7 +1,5 @@
 """The size of the house, row by row, against tests/limits.py; and that limits grow by what an issue allows alone."""
 
-from __future__ import annotations
-
 import ast
 import re
 import subprocess

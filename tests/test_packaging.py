@@ -1,7 +1,5 @@
 """What is installed, by what: pinned lists, entry points, the Makefile's targets; and the tests that stay out."""
 
-from __future__ import annotations
-
 import ast
 import importlib
 import os

@@ -1,7 +1,5 @@
 """The README: as short as it was meant to be, and what it shows runs."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """What goes out with a version: one number, a changelog by its form, papers cited, wheels, and CI elsewhere."""
 
-from __future__ import annotations
-
 import ast
 import re
 import runpy

@@ -1,7 +1,5 @@
 """What is in a cluster index, read node by node, and whether two are the same."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from saccade.decode.indexes import Indexes

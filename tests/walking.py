@@ -1,7 +1,5 @@
 """Products of many cases: some run every time, all in `make walk`."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable, Iterable
 from typing import Any

@@ -1,7 +1,5 @@
 """Random caches and sets of the shape that is measured, and what operations must give for them, in float64."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from functools import cached_property
 

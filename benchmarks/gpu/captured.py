@@ -4,8 +4,6 @@ Times are the device's own, per kernel, with the last-level cache emptied before
 nothing of a layer in it. Sets of one size, a paged cache with pages in disorder, the shape of Llama-3.1-8B's layers.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from itertools import count
 from typing import Any

@@ -1,7 +1,5 @@
 """End to end: ms per token of whole models with random weights, one CUDA graph a step, and the share of the ceiling."""
 
-from __future__ import annotations
-
 import gc
 from collections.abc import Callable
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """The best dense decoding attention that can be run here: what every speed-up is held against."""
 
-from __future__ import annotations
-
 import importlib
 from collections.abc import Callable, Iterator
 

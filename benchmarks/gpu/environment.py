@@ -1,7 +1,5 @@
 """Where a measurement was taken: device, versions, and what its memory can do."""
 
-from __future__ import annotations
-
 import importlib
 import platform
 from datetime import datetime, timezone

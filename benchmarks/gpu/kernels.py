@@ -1,7 +1,5 @@
 """Single operations of a layer, each checked, then timed in CUDA graphs in turn with the best dense attention."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any

@@ -5,8 +5,6 @@ launches and waiting. Layers whose heads are all dense are left out, since vLLM'
 grids are bounded by `max_model_len`. Times of a whole graph, medians of interleaved replays; and of every kernel in it.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

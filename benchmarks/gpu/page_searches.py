@@ -4,8 +4,6 @@ Scores of pages to ids of pages, in a captured graph whose buffers are bounded b
 `quest` has them, and a tenth of the pages as `resa` does. Every layer has scores of its own, as a step's have.
 """
 
-from __future__ import annotations
-
 import argparse
 from functools import partial
 from pathlib import Path

@@ -4,8 +4,6 @@ What rectification pays for every 32 tokens, against what a decoding step reads 
 `resa`: which share of attention's time is the pass (ReSA, figure 6). All are our own kernels, captured as graphs.
 """
 
-from __future__ import annotations
-
 import argparse
 import copy
 from collections.abc import Callable

@@ -9,8 +9,6 @@ compared: what the kernels plant must be the same bit by bit for every split of 
     python3 -m benchmarks.gpu.planting planting.json [--seconds 120] [--smoke]
 """
 
-from __future__ import annotations
-
 import statistics
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence

@@ -1,7 +1,5 @@
 """Runs the sections one after the other, each in its own process and within its time, and joins what they write."""
 
-from __future__ import annotations
-
 import argparse
 import importlib.util
 import json

@@ -1,7 +1,5 @@
 """Time on a device: work captured in CUDA graphs, variants in turn, medians; and what the memory itself can do."""
 
-from __future__ import annotations
-
 import argparse
 import json
 import statistics

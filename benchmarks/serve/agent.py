@@ -1,7 +1,5 @@
 """An agent's day on vLLM: as it comes and under policies."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar

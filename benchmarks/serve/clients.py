@@ -1,7 +1,5 @@
 """Requests per second of vLLM under a load that does not let up: as it comes and under policies."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar

@@ -1,7 +1,5 @@
 """How one engine got through an agent's day, and what that means beside the other engines."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 

@@ -1,7 +1,5 @@
 """What a load on vLLM's engines is checked for and started with: as it comes and under policies."""
 
-from __future__ import annotations
-
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass

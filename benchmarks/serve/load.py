@@ -1,7 +1,5 @@
 """A closed loop of clients against one engine: each asks again as soon as it was answered."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field

@@ -1,7 +1,5 @@
 """What one engine did under a load, and what that means beside the other engines under the same load."""
 
-from __future__ import annotations
-
 import statistics
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence

@@ -1,7 +1,5 @@
 """The tables that `python -m benchmarks serve` and `agent` print."""
 
-from __future__ import annotations
-
 from functools import partial
 
 from saccade.report.timings import SERVING_COLUMNS, timing_table

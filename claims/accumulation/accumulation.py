@@ -1,7 +1,5 @@
 """Error accumulation: what sparse decoding loses with the keys and values it has written itself (ReSA, section 3.2)."""
 
-from __future__ import annotations
-
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field

@@ -1,7 +1,5 @@
 """`python -m claims accumulation`: what sparse decoding loses with the keys and values that it has written itself."""
 
-from __future__ import annotations
-
 from datetime import datetime
 from pathlib import Path
 from typing import Annotated

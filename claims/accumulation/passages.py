@@ -1,7 +1,5 @@
 """Passages of held-out text that end at the same tokens however far back they begin (ReSA, section 3.2)."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any

@@ -1,7 +1,5 @@
 """`python -m claims compare`: which method at an equal budget, on a model that people know."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any

@@ -1,7 +1,5 @@
 """The comparison as tables: a short one in README, a whole one in docs/policies.md."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Which arms are compared, and a row of figures for each."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 from statistics import fmean
 from typing import Any

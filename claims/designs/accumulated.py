@@ -1,7 +1,5 @@
 """Top-3 accuracy on the last tokens of passages, by which keys and values sparse steps have written (ReSA, 3.2)."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any

@@ -1,7 +1,5 @@
 """Answers that a model goes on with until it ends them itself: how many tokens that takes under every arm."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from statistics import fmean

@@ -1,7 +1,5 @@
 """What an index costs while a text is decoded step by step, or how steady the sets are that it gives."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """What a benchmark's command has put into a file of docs/results: its points are judged, nothing is measured here."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 from collections.abc import Callable, Mapping, Sequence

@@ -1,7 +1,5 @@
 """The probe's order of the layers that may select again, beside right answers about texts that it has not read."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any

@@ -1,7 +1,5 @@
 """How many of a head's best tokens are those of the same head one layer above, while plain text is read densely."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise

@@ -1,7 +1,5 @@
 """Questions about stretches of installed packages' sources that share no token, on which nothing was found."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import numpy

@@ -1,7 +1,5 @@
 """Facts hidden in long texts: every arm is asked the same questions, its answers and both recalls are the samples."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from statistics import fmean

@@ -1,7 +1,5 @@
 """Samples from the files of benchmarks: a text is a point, an arm what was timed there."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from statistics import fmean
 from typing import Any

@@ -1,7 +1,5 @@
 """Questions under the roles of trained gates, cut to any number of heads, and under other policies."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any

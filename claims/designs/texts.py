@@ -1,7 +1,5 @@
 """What designs have in common whose samples are of texts."""
 
-from __future__ import annotations
-
 from typing import Any, ClassVar
 
 from ..judging.effects import TEXTS

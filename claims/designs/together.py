@@ -1,7 +1,5 @@
 """How many texts are read together: a step on a GPU takes as long for many rows as for one."""
 
-from __future__ import annotations
-
 import torch
 
 _TOKENS = 2**18

@@ -1,7 +1,5 @@
 """Gates that `python -m claims gates` has trained: whether they have decided, and how many are open."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import fmean

@@ -1,7 +1,5 @@
 """The trial's file in docs/results, as designs read it."""
 
-from __future__ import annotations
-
 import hashlib
 from dataclasses import replace
 from math import nan

@@ -1,7 +1,5 @@
 """saccade's side: every policy on the prompts, greedily, to the same length as kvpress's side."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from itertools import groupby
 from statistics import fmean

@@ -1,7 +1,5 @@
 """`python -m claims eviction`: saccade's policies beside kvpress's presses."""
 
-from __future__ import annotations
-
 from datetime import datetime
 from pathlib import Path
 from typing import Annotated, Any

@@ -5,8 +5,6 @@ stand together; a prompt's number is its line. Answers: `method`, `protocol`, `b
 for what a side could not do, `method`, `protocol`, `budget`, `refused`.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterable
 from dataclasses import dataclass

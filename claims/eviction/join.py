@@ -1,7 +1,5 @@
 """Both sides' answers as one table: judged by one rule, counted by cell."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict
 from itertools import groupby

@@ -1,7 +1,5 @@
 """The table of the eviction experiment, for the page and for a terminal."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Which HardKuma gates stand for the paper's: decided by a rule that was written before any run."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from fractions import Fraction

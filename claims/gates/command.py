@@ -1,7 +1,5 @@
 """`python -m claims gates` and `roles`: trained gates, step by step, and what answers the roles keep that they give."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Annotated, Any
 

@@ -1,7 +1,5 @@
 """The gates of LycheeDecode: stretched, clipped Kumaraswamy variables."""
 
-from __future__ import annotations
-
 import numpy
 import torch
 from torch import Tensor

@@ -1,7 +1,5 @@
 """The trial in docs/calibration.md, made from its file."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from statistics import fmean
 

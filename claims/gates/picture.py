@@ -1,7 +1,5 @@
 """Picture of the trial."""
 
-from __future__ import annotations
-
 from saccade.report.drawing import as_svg, canvas
 from saccade.report.palette import INK, marks
 from saccade.report.wording import grouped

@@ -1,7 +1,5 @@
 """HardKuma as the authors' published code trains it, which is not as the paper tells it."""
 
-from __future__ import annotations
-
 from math import exp
 from pathlib import Path
 from typing import Any, ClassVar

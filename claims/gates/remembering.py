@@ -1,7 +1,5 @@
 """What trainings on the same texts need alike is made once: a text, its reading, and what the teacher says."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

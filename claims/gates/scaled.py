@@ -1,7 +1,5 @@
 """Trainings whose constraint is brought to the size of the loss."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Table and lines of the trial."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from statistics import fmean
 from typing import Any

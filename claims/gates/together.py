@@ -1,7 +1,5 @@
 """Trainings of one seed, side by side on the same texts, in one process."""
 
-from __future__ import annotations
-
 import sys
 import time
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """What is tried: gates of a kind, and what brings the constraint to the size of the loss."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from saccade.calibrate.gates import Gates

@@ -1,7 +1,5 @@
 """All claims on one model, as many at a time as there are cores, each on one of them."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Iterable, Iterator
 from concurrent.futures import ProcessPoolExecutor, as_completed

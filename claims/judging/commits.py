@@ -1,7 +1,5 @@
 """In which commit criteria stood: a claim is judged by what was written down before."""
 
-from __future__ import annotations
-
 import subprocess
 from dataclasses import dataclass
 from datetime import datetime, timezone

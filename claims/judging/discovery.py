@@ -1,7 +1,5 @@
 """All claims, found by their files: `claims/PAPER/cNUMBER_what.py`, each with a `CLAIM`."""
 
-from __future__ import annotations
-
 import re
 from importlib import import_module
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The ledger as Markdown: a table per paper, what could tell where nothing is told, and a picture."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 
 from lab.markdown import table

@@ -1,7 +1,5 @@
 """Pictures of verdicts: every test's effect and interval beside its bound, and what the paper reports."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import cycle

@@ -1,7 +1,5 @@
 """What a run leaves behind, and the ledger: results under docs/results/claims whose criteria are those of the tree."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import re

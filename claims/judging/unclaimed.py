@@ -1,7 +1,5 @@
 """Figures and tables of the papers, appendices included, that no claim is about, or of a part only, and why."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 
 from .claim import LESS_IS_MORE, LYCHEE_CLUSTER, LYCHEE_DECODE, RESA, SACCADE, TIDAL

@@ -1,7 +1,5 @@
 """How effects and bounds are written, on the terminal and on the page."""
 
-from __future__ import annotations
-
 from typing import Any
 
 

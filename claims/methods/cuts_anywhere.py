@@ -3,8 +3,6 @@
 Many of these cuts are inside of words, since a byte-level piece begins with its space and may hold a sign and letters.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass

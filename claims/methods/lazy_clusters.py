@@ -1,7 +1,5 @@
 """The paper's letter: a prompt's chunks are planted together, later ones join lazily (LycheeCluster, section 4.4)."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
 from typing import Any
 

@@ -1,7 +1,5 @@
 """One query head, drawn at random, chooses for its KV group: what a union is compared with (LessIsMore, figure 6)."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import torch

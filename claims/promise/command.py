@@ -1,7 +1,5 @@
 """`python -m claims promise`: how often `saccade tune` passes what it should not, and what it should."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Annotated, Any
 

@@ -9,8 +9,6 @@ the candidate's losses and its gains alike:
 - `joint`: as `whole`, but a text where they have one has it for dense attention and the candidate at once.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from itertools import product

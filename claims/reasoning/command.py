@@ -1,7 +1,5 @@
 """`python -m claims reasoning`: how long a model's answers are under policies."""
 
-from __future__ import annotations
-
 from typing import Annotated, Any
 
 import typer

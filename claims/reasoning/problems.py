@@ -1,7 +1,5 @@
 """Problems with answers that a program checks, as reasoning-gym makes them."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial

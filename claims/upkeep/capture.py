@@ -1,7 +1,5 @@
 """A dense reading of a text: the keys of all its tokens, and the model's own queries where they are asked for."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any

@@ -1,7 +1,5 @@
 """`python -m claims upkeep`: what LycheeCluster's index still finds after thousands of decoded tokens."""
 
-from __future__ import annotations
-
 from typing import Annotated
 
 from saccade.cli.options import Device, Dtype, JsonFile, Model, Picture, count, words

@@ -1,7 +1,5 @@
 """A search of the cluster index that takes a cluster's chunks in any order: slow, one row, to compare the orders."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence

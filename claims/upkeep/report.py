@@ -1,7 +1,5 @@
 """Tables and picture of the upkeep experiment."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import Any
 

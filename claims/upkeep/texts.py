@@ -1,7 +1,5 @@
 """Stretches of held-out text that share no token."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any

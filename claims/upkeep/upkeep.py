@@ -1,7 +1,5 @@
 """The experiment: texts are read densely, then every index is brought up token by token and measured now and then."""
 
-from __future__ import annotations
-
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field

@@ -1,7 +1,5 @@
 """An index of a variant, brought up as in decoding."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 
 from torch import Tensor

@@ -3,8 +3,6 @@
 Importing this package imports neither torch nor transformers; names load when they are first used.
 """
 
-from __future__ import annotations
-
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 

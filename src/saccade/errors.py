@@ -1,7 +1,5 @@
 """Every error that saccade raises on purpose, as one tree below `SaccadeError`."""
 
-from __future__ import annotations
-
 import difflib
 from collections.abc import Iterable
 

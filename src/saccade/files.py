@@ -1,7 +1,5 @@
 """Files written whole or not at all, and JSON files read back exactly as they were written."""
 
-from __future__ import annotations
-
 import json
 import math
 import os

@@ -5,8 +5,6 @@ saccade too, in the environment that runs this script; then runs a module there.
 version is told and this one is still what it was made beside.
 """
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

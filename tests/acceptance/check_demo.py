@@ -4,8 +4,6 @@ At least 48 questions under all ten policies; the claims of `LEAST`, `MOST` and 
 file is there, and the report free of anything it would have to fetch.
 """
 
-from __future__ import annotations
-
 import json
 import re
 import sys

@@ -5,8 +5,6 @@ of the built-in text, greedy with a repetition penalty. Prints what drafting gai
 tokens per dense pass.
 """
 
-from __future__ import annotations
-
 import json
 import sys
 from pathlib import Path

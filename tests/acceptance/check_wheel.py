@@ -12,8 +12,6 @@ environment, in which pip takes the newest transformers that the wheel allows, a
 C kernels without optimisation, which takes a tenth of the time, and keeps nothing in dist/.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import os

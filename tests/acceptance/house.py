@@ -1,7 +1,5 @@
 """Counts what the house is measured by: `make house`. tests/test_house.py holds it to the limits."""
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 

@@ -9,8 +9,6 @@ gives what it gives without saccade: the same tokens, and logits as near to floa
 is a mistake of ours. What transformers itself cannot build, or cannot run, is listed with transformers' own words.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import inspect
 import os

@@ -7,8 +7,6 @@
 It uses public names only, so that it also runs in a checkout from before a change (with PYTHONPATH=CHECKOUT/src).
 """
 
-from __future__ import annotations
-
 import gc
 import json
 import os

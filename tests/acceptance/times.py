@@ -3,8 +3,6 @@
 Times of tests are summed over pytest's processes, so that a stage of two processes takes about half of its sum.
 """
 
-from __future__ import annotations
-
 import os
 import re
 import subprocess

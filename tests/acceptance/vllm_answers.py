@@ -7,8 +7,6 @@ saccade's own operations under a budget that covers every row. What stock vLLM c
 puts what became of each into docs/vllm.md at once, and leaves the others there as they are.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import os
 import re

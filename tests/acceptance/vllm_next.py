@@ -4,8 +4,6 @@ Fetches the wheel that the last line of benchmarks/gpu/vllm/versions.txt names, 
 links to the libraries of the installed CPU build. `PYTHONPATH=FOLDER VLLM_TARGET_DEVICE=cpu` runs it.
 """
 
-from __future__ import annotations
-
 import shutil
 import subprocess
 import sys

@@ -9,8 +9,6 @@ is built by vllm_answers.py alone. The second writes docs/vllm.md, with what doc
 same; it needs torchvision, without which vLLM knows few models that read images.
 """
 
-from __future__ import annotations
-
 import os
 import re
 import sys

@@ -1,7 +1,5 @@
 """Policies at their smallest budgets under rectification, and the model that nothing was attached to."""
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager

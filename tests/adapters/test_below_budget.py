@@ -1,7 +1,5 @@
 """Budget below the context: every set in every way of generating is the oracle's, and the ways agree."""
 
-from __future__ import annotations
-
 import functools
 from contextlib import nullcontext
 from typing import Any

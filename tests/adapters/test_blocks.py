@@ -1,7 +1,5 @@
 """What a forward call is, as its caller has said: prompt or decoding, on which text, in which open block."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import contextvars

@@ -1,7 +1,5 @@
 """Indexes of text under a budget below the context: however one generates, the same tokens."""
 
-from __future__ import annotations
-
 import functools
 from contextlib import suppress
 from itertools import pairwise

@@ -1,7 +1,5 @@
 """Copies of an attached model, and of the KV cache: there is one, appended in place, that its user can let go."""
 
-from __future__ import annotations
-
 import copy
 import functools
 import gc

@@ -1,7 +1,5 @@
 """The policy is what runs: new tokens are counted by what layers did, and nothing is answered densely in silence."""
 
-from __future__ import annotations
-
 import types
 from collections.abc import Callable, Iterator
 from typing import Any

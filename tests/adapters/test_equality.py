@@ -1,7 +1,5 @@
 """Budget at or above the context: the same tokens as the stock sdpa model, however one generates."""
 
-from __future__ import annotations
-
 import functools
 
 import pytest

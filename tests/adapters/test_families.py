@@ -1,7 +1,5 @@
 """Families that run, decoders that read images among them, and families refused with the reason before any work."""
 
-from __future__ import annotations
-
 import copy
 import functools
 from collections.abc import Callable

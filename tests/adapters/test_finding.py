@@ -1,7 +1,5 @@
 """A policy without its layer: dense until a long prompt has shown the layer, then as if it had been named."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 from types import SimpleNamespace

@@ -1,7 +1,5 @@
 """What people do to a model before or while it is attached: the policy runs, or one line says why and what to do."""
 
-from __future__ import annotations
-
 import ast
 import functools
 import logging

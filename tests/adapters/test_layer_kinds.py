@@ -1,7 +1,5 @@
 """Layers of several kinds: a policy concerns those with full attention, and everything else is left as it is."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager

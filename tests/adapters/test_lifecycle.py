@@ -1,7 +1,5 @@
 """Attaching and restoring, several models and caches at once, and what a cache goes through between calls."""
 
-from __future__ import annotations
-
 import copy
 import functools
 from pathlib import Path

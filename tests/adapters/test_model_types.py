@@ -1,7 +1,5 @@
 """Every text model that the installed transformers knows is accepted and equal to stock, or refused with the reason."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterable
 from typing import Any

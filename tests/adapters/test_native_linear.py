@@ -1,7 +1,5 @@
 """The native product in a model's linear layers: what it computes, which modules take it, that it leaves nothing."""
 
-from __future__ import annotations
-
 import copy
 import math
 from collections.abc import Iterator

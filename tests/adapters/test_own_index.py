@@ -1,7 +1,5 @@
 """Indexes that are not ours, of a package that only knows our protocol: however one generates, the sets are theirs."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any

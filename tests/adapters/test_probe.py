@@ -1,7 +1,5 @@
 """Rows that share texts equal separate steps, each row on a cache of its own; and what the probe makes of it."""
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Sequence
 from types import SimpleNamespace

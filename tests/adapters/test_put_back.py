@@ -1,7 +1,5 @@
 """Whatever raises inside a call, or is done to a rectified cache: what a text goes on with is what it should hold."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext

@@ -1,7 +1,5 @@
 """Rectification inside plain generation: what was decoded sparsely is rewritten densely."""
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Callable
 

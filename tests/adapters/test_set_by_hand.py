@@ -1,7 +1,5 @@
 """What libraries and users do to a cache between calls: keys set by hand, lengths that differ, masks that add."""
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Callable
 from typing import Any

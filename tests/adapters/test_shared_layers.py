@@ -1,7 +1,5 @@
 """Layers that keep no keys and values: they choose for themselves, from what another layer keeps and its one index."""
 
-from __future__ import annotations
-
 import functools
 from typing import Any
 

@@ -4,8 +4,6 @@ Results are compared on CPU tensors with steps whose lengths the host knows. Tha
 tensors without content (torch's "meta" device), where operations choose as they do on CUDA.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

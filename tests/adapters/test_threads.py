@@ -1,7 +1,5 @@
 """Several threads on the same attached models: what a call is belongs to its thread and its cache, not to the model."""
 
-from __future__ import annotations
-
 import asyncio
 import functools
 import gc

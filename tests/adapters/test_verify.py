@@ -1,7 +1,5 @@
 """Verification inside plain generation: what was drafted sparsely is decided about densely; what interrupts a pass."""
 
-from __future__ import annotations
-
 import functools
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Windows that end earlier again, and rectification beside them: what sparse steps left in any layer is rewritten."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Tiny random models of the supported families, and the policies they are run under."""
 
-from __future__ import annotations
-
 import functools
 import inspect
 from typing import Any

@@ -1,7 +1,5 @@
 """The ways in which people generate: name -> what a model is called with."""
 
-from __future__ import annotations
-
 import copy
 import functools
 from collections.abc import Callable, Collection, Iterable

@@ -1,7 +1,5 @@
 """`saccade bench decode`: the rows it writes, the checks it makes; no timing is judged here."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """`saccade bench serve` without vLLM: what is refused in one line, and what figures mean beside each other."""
 
-from __future__ import annotations
-
 import json
 import math
 import sys

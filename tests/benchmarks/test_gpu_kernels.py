@@ -1,7 +1,5 @@
 """Benchmarks of `benchmarks.gpu` rehearsed; `kernels` finds what oracles do."""
 
-from __future__ import annotations
-
 import json
 import sys
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """`python -m benchmarks growth`: what is built, what is counted, what is fitted; no timing is judged here."""
 
-from __future__ import annotations
-
 from itertools import product
 from typing import Any
 

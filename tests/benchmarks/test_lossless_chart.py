@@ -1,7 +1,5 @@
 """When lossless serving pays, against cycles whose outcomes are enumerated."""
 
-from __future__ import annotations
-
 import pytest
 
 from benchmarks.drafts import share_interval

@@ -1,7 +1,5 @@
 """What `python -m benchmarks` refuses before any work, in one line."""
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """`python -m benchmarks serve` and `agent` without vLLM: what is refused, what is asked, and what counts."""
 
-from __future__ import annotations
-
 import json
 import sys
 from dataclasses import dataclass, field, replace

@@ -1,7 +1,5 @@
 """`python -m benchmarks soak`: what a block holds, how steadiness is counted; no timing is judged here."""
 
-from __future__ import annotations
-
 import math
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Where vLLM's kernel cannot run, it is left out and a line says why."""
 
-from __future__ import annotations
-
 import importlib.util
 
 import pytest

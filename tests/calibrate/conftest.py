@@ -1,7 +1,5 @@
 """Tiny models that calibrations read from a folder, and less text than there is."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from pathlib import Path
 

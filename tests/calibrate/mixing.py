@@ -1,7 +1,5 @@
 """Equations 1 to 5 of LycheeDecode in float64 inside stock transformers models, and models fit for that."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager

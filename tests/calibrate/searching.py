@@ -1,7 +1,5 @@
 """Settings of calibrations on a tiny random model in a folder, and a task that it can do."""
 
-from __future__ import annotations
-
 import json
 from itertools import islice
 from pathlib import Path

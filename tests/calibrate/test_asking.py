@@ -1,7 +1,5 @@
 """Questions as rows of a batch against questions decoded alone, token by token; recall of answers against loops."""
 
-from __future__ import annotations
-
 import gc
 import weakref
 from collections.abc import Sequence

@@ -1,7 +1,5 @@
 """Where answers are attended to, against the attention maps of an eager model in float64."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Whole calibrations and comparisons of models with layers of several kinds: only full attention is looked at."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Mixed attention against equations 1 to 5 of LycheeDecode in float64, its gradients, and what it leaves behind."""
 
-from __future__ import annotations
-
 import gc
 import math
 from collections.abc import Iterator

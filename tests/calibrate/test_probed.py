@@ -1,7 +1,5 @@
 """What the probe reads, and what is made of it: passages, sums, the deciding measure and its interval."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Texts with needles, and tasks of the user's own: what is asked, where its answer stands, and what is refused."""
 
-from __future__ import annotations
-
 import json
 import re
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """The promise of `tune`: its two bounds against plain ones, what passes that should not, and what passes by luck."""
 
-from __future__ import annotations
-
 import math
 from typing import Any
 

@@ -1,7 +1,5 @@
 """What a tune runs through a model: every text once, with as many questions as memory holds, and always as many."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from collections import Counter

@@ -1,7 +1,5 @@
 """Whole calibrations: bad input is one line before any work; a tiny model without groups goes from text to recipe."""
 
-from __future__ import annotations
-
 import errno
 import json
 import os

@@ -1,7 +1,5 @@
 """Ledgers and sweeps: what a crash, another job or a full disk does to records, and that nothing is asked twice."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Training of gates: its loss and multiplier, that a run taken up again is the same run, and full disks."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path

@@ -1,7 +1,5 @@
 """A tuning from texts to the recipe: who chooses and who judges, what is shown, and what is taken up again."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 from datetime import date

@@ -1,7 +1,5 @@
 """Chunks of text: the tokenizer's pieces reach the index, and its absence is said."""
 
-from __future__ import annotations
-
 import functools
 from itertools import pairwise
 from typing import Any

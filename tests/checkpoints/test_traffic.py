@@ -1,7 +1,5 @@
 """What a step moves beside keys and values, against models that ran and against sums by hand."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """Old libraries are named with what to install, before they fail in ways of their own."""
 
-from __future__ import annotations
-
 import importlib
 import importlib.metadata
 import subprocess

@@ -4,8 +4,6 @@ Written from Quest's score and our rulings; nothing of the package is used. Noth
 chunks follow from the tokens.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from methods.oracles import Array

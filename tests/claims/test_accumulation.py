@@ -1,7 +1,5 @@
 """The accumulation experiment: its targets, which keys are dense before each of them, and how it counts."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """`python -m claims` from end to end on a tiny random model: the list, a run, going on after an interruption."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """`python -m claims compare`: its arms, its rows against sums by hand, and the tables that pages show of them."""
 
-from __future__ import annotations
-
 import gzip
 import json
 import shutil

@@ -1,7 +1,5 @@
 """Comparison with eviction, without kvpress: the files that both sides exchange, joining them, and one dense pass."""
 
-from __future__ import annotations
-
 import json
 import re
 import sys

@@ -1,7 +1,5 @@
 """Arms of which a claim says that they keep the same first and last tokens do."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """Trainings of gates that are drawn: losses brought to one size, and as the authors' code has it, each by hand."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path

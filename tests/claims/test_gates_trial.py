@@ -1,7 +1,5 @@
 """`python -m claims gates` and `roles` on a tiny random model, the rule that chooses, and designs that follow it."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from collections import Counter

@@ -3,8 +3,6 @@
 Integrated numerically, finite differences, extreme parameters.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

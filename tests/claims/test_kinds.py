@@ -1,7 +1,5 @@
 """Texts of three kinds: as long as asked, begun as the tokenizer begins texts, and none that another holds."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

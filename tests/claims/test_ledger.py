@@ -1,7 +1,5 @@
 """The ledger: the hash of criteria, which files are claims, and that results are those of the tree."""
 
-from __future__ import annotations
-
 import re
 import subprocess
 from dataclasses import replace

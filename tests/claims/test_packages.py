@@ -1,7 +1,5 @@
 """Texts that judge: of packages, none of which share a token."""
 
-from __future__ import annotations
-
 import re
 from itertools import pairwise
 from typing import Any

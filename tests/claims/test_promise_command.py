@@ -1,7 +1,5 @@
 """`python -m claims promise`: what it writes and prints, and that what was published is of today's code."""
 
-from __future__ import annotations
-
 import json
 from functools import partial
 from pathlib import Path

@@ -1,7 +1,5 @@
 """One query head's set for its group, step by step against naive loops."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

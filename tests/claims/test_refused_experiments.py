@@ -1,7 +1,5 @@
 """What the experiments of `python -m claims` refuse before any work, in one line."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """Quest's bounds over chunks of text, step by step against the float64 oracle: on a grid, so that sets are exact."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

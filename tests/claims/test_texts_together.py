@@ -1,7 +1,5 @@
 """Texts that are read together: each says what it says alone; dense loss and divergence are those of float64."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The upkeep experiment: real queries, an index at every length that it had then, and what is made of the figures."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path

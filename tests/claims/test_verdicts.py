@@ -1,7 +1,5 @@
 """Effects and verdicts from samples that are known: each of the four verdicts, and what would tell."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any, Literal
 

@@ -1,7 +1,5 @@
 """The paper's own index over many steps against its float64 oracle, as far as no decision is within float32's error."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 

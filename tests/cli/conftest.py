@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 from commands import fails, invoke, model_folder
 
 __all__ = ["fails", "invoke", "model_folder"]

@@ -1,7 +1,5 @@
 """`saccade compare` from end to end on a tiny random model: files, schema, determinism, interruption, silence."""
 
-from __future__ import annotations
-
 import json
 import re
 import shutil

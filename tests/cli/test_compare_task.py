@@ -1,7 +1,5 @@
 """`saccade compare --task`: a benchmark's rows in kvpress's columns, from the file to the table."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from pathlib import Path

@@ -1,7 +1,5 @@
 """What `saccade doctor` says of this machine, and of machines that lack something."""
 
-from __future__ import annotations
-
 import importlib.metadata
 import importlib.util
 import sys

@@ -1,7 +1,5 @@
 """Bad files, models and texts: one line that names the file and what is wrong with it, and no work before."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """`saccade generate` streams what stock transformers would generate, and stops at bad input."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from transformers import AutoModelForCausalLM, AutoTokenizer

@@ -1,7 +1,5 @@
 """Help and lists: complete, and fast because nothing heavy is imported for them."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from typing import Any

@@ -1,7 +1,5 @@
 """What a newcomer gets wrong on the command line: exit code 2 and one line with the value and the next step."""
 
-from __future__ import annotations
-
 import shutil
 from functools import partial
 from importlib import import_module

@@ -1,7 +1,5 @@
 """`saccade policies --cost`: the table says what the cost model says, from a configuration alone."""
 
-from __future__ import annotations
-
 import shutil
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Recipes on the command line: where commands find them, and what they say of those of other models."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

@@ -1,7 +1,5 @@
 """`saccade serve` as far as it needs no vLLM: help, and what is refused before vLLM is imported."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

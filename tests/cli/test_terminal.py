@@ -1,7 +1,5 @@
 """What a long run shows: a table and a bar where somebody watches, and nothing of them in a file or a pipe."""
 
-from __future__ import annotations
-
 import io
 import re
 import sys

@@ -1,7 +1,5 @@
 """`saccade tune` on the command line: what it says before it starts, and what it refuses."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """What keeps a decoding step out of a CUDA graph: every reason, for every policy."""
 
-from __future__ import annotations
-
 import pytest
 
 import claims  # noqa: F401  # registers `lazy_clusters`

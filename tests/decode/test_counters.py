@@ -1,7 +1,5 @@
 """What is counted of a step: sums of layers, of rows or of mean rows; padding and rows outside of the policy not."""
 
-from __future__ import annotations
-
 import pytest
 
 from counting import used

@@ -1,7 +1,5 @@
 """Roles per KV head: any legal mixture in one layer, token and page units, one set per KV head or per query head."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

@@ -1,7 +1,5 @@
 """`run.stats()` and both recalls against the float64 oracle; recall costs nothing unless asked for."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from typing import Any

@@ -1,7 +1,5 @@
 """Page bounds wait until a page is full: what is chosen is what bounds of all tokens choose, at every step."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

@@ -1,7 +1,5 @@
 """Benchmarks' files in kvpress's columns: what is read of them, how it is framed, and what is refused."""
 
-from __future__ import annotations
-
 import json
 import re
 from pathlib import Path

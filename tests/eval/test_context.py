@@ -1,7 +1,5 @@
 """Contexts: as long as asked for, with the facts where they are said to lie."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

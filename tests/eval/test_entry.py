@@ -1,7 +1,5 @@
 """Policies at budgets: which rows a comparison has."""
 
-from __future__ import annotations
-
 import os
 import shutil
 from dataclasses import replace

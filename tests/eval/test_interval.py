@@ -1,7 +1,5 @@
 """Wilson intervals against the formula."""
 
-from __future__ import annotations
-
 from math import sqrt
 
 import pytest

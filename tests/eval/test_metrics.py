@@ -1,7 +1,5 @@
 """RULER's scores against values worked out by hand."""
 
-from __future__ import annotations
-
 import pytest
 
 from saccade.errors import DocumentError

@@ -1,7 +1,5 @@
 """Reading: what is asked leaves no trace, and tokens fed together choose as if they came alone."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

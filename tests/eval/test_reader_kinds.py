@@ -1,7 +1,5 @@
 """Reading with layers that no crop brings back: what is asked leaves no trace in windows, chunks, recurrent states."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """What a policy's row adds up to: times with dense passes among them, shares, recalls."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

@@ -1,7 +1,5 @@
 """Questions decoded as rows of one batch against the same ones asked one at a time, token by token, by loops."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from statistics import fmean

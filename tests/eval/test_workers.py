@@ -1,7 +1,5 @@
 """Work shared out among processes: the same results in the same order, and no wait for a process that is gone."""
 
-from __future__ import annotations
-
 import os
 import sys
 import time

@@ -4,8 +4,6 @@
 `lm_eval.sh` by `tests/harness`.
 """
 
-from __future__ import annotations
-
 import re
 import runpy
 import subprocess

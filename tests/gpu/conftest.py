@@ -1,7 +1,5 @@
 """Kernels and decoding steps on a CUDA device; without one these tests fail, since somebody asked for them."""
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Caches on a CUDA device: rows of many thousand tokens, with float64 beside them, and blocks as vLLM has them."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import TypeVar
 

@@ -1,7 +1,5 @@
 """Triton's decoding attention on a CUDA device: bfloat16 and float8 against float64, long rows, graphs."""
 
-from __future__ import annotations
-
 from typing import get_args
 
 import pytest

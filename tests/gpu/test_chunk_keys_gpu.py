@@ -1,7 +1,5 @@
 """Chunk keys on a CUDA device: bfloat16 against the budgets of float32, no host synchronisation."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from chunk_keys_contract import expect, table

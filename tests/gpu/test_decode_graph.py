@@ -1,7 +1,5 @@
 """Steps that replay a CUDA graph decode what the same steps decode one call after the other."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any

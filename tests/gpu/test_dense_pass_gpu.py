@@ -1,7 +1,5 @@
 """Triton's dense pass on a CUDA device against float64: every layout and dtype, long rows, a graph."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

@@ -1,7 +1,5 @@
 """`examples/cuda_graph.py` as a user runs it, where there is a device."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from pathlib import Path

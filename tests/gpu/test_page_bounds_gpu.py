@@ -1,7 +1,5 @@
 """Page bounds on a CUDA device: bfloat16 and fp8 against float64, where vLLM keeps them, and inside a CUDA graph."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from functools import partial
 from typing import get_args

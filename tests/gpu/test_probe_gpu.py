@@ -1,7 +1,5 @@
 """Steps in a row of the probe, as a CUDA graph and one call after the other."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM

@@ -1,7 +1,5 @@
 """Caches of 8-bit floats on a CUDA device as vLLM has them: in blocks, with one factor for a layer."""
 
-from __future__ import annotations
-
 from typing import get_args
 
 import pytest

@@ -1,7 +1,5 @@
 """One small call of every kernel, for `compute-sanitizer`: few, as it is slow; other tests look at the results."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from torch import Tensor

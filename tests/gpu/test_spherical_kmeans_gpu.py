@@ -1,7 +1,5 @@
 """Clusters of tokens on a CUDA device: as good as the C library's, the same in any company, without waiting."""
 
-from __future__ import annotations
-
 import torch
 from test_spherical_kmeans import unit
 from torch import Tensor

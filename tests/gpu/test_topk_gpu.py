@@ -1,7 +1,5 @@
 """Top-k and the union on a CUDA device: long rows, clusters and constants, and replayed with other lengths."""
 
-from __future__ import annotations
-
 from functools import partial
 
 import pytest

@@ -1,7 +1,5 @@
 """The bundled model as lm-evaluation-harness sees it, and RULER's tasks that it makes without a network."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable
 from pathlib import Path

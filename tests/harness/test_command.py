@@ -1,7 +1,5 @@
 """`python -m saccade.lm_eval`: the harness's own command line, with tasks of the user's own from a folder."""
 
-from __future__ import annotations
-
 import json
 import sys
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """The example: short, and it runs as it stands."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

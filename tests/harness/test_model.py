@@ -1,7 +1,5 @@
 """lm-evaluation-harness with the model `saccade`: what it says, what decodes, and what is refused."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from typing import Any
 

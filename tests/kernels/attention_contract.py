@@ -1,7 +1,5 @@
 """What every implementation of decoding attention gives: of all tokens, of sets, of both, and the scores on the way."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Callable
 from dataclasses import replace

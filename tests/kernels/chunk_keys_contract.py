@@ -1,7 +1,5 @@
 """What every implementation of chunk keys gives: means and maxima of the chunks' own slots alone."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator
 from itertools import pairwise

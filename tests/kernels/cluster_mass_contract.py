@@ -1,7 +1,5 @@
 """What every implementation of attention mass gives: scores as loops in float64 have them."""
 
-from __future__ import annotations
-
 import math
 from itertools import product
 from typing import Any

@@ -1,7 +1,5 @@
 """Caches whose keys lie as columns, and memory behind which nothing may be read."""
 
-from __future__ import annotations
-
 import ctypes
 import mmap
 import os

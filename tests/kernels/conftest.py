@@ -1,7 +1,5 @@
 """Memory that nobody has written is NaN, so that reading it fails here and not only now and then."""
 
-from __future__ import annotations
-
 import pytest
 
 

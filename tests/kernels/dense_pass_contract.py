@@ -1,7 +1,5 @@
 """What every implementation of dense attention of the last tokens gives: what float64 loops say."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import torch

@@ -5,8 +5,6 @@ A sum of n products in floating point, in any order, errs by at most gamma(n) ti
 rounded cache.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 

@@ -1,7 +1,5 @@
 """Caches for the kernel tests: every layout, with NaN in all memory that no row owns."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field, replace
 
 import numpy as np

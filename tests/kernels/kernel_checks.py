@@ -4,8 +4,6 @@ The contract of an operation is a file of its own beside this one, whose tests t
 every choice of an implementation is Triton's kernels.
 """
 
-from __future__ import annotations
-
 import math
 import os
 from collections.abc import Callable, Iterator

@@ -1,7 +1,5 @@
 """What every implementation of page bounds gives: of rows in a block each, or in blocks that a table names."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Any, get_args
 

@@ -6,8 +6,6 @@ have `group` + 1 units more than a sum of so many products needs, of which a mea
 values has twice the units of its terms, of which it takes their number.
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np

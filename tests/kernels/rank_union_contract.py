@@ -1,7 +1,5 @@
 """What every implementation of LessIsMore's union gives: what a loop over ranks and heads does."""
 
-from __future__ import annotations
-
 import random
 
 import pytest

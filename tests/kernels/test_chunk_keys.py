@@ -1,7 +1,5 @@
 """Chunk keys on CPUs: in every layout against float64, and nothing but the chunks is read."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch

@@ -1,7 +1,5 @@
 """Scores by attention mass on CPUs: parts of a tree, long rows, and what is refused."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import torch

@@ -1,7 +1,5 @@
 """Cluster search against naive loops over nested lists; all numbers are exact in float32, so that ties are too."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 from itertools import product

@@ -1,7 +1,5 @@
 """Keys that lie as columns, as vLLM's CPU backend keeps them: neighbouring tokens next to each other in every page."""
 
-from __future__ import annotations
-
 import os
 from dataclasses import replace
 from typing import Any, get_args

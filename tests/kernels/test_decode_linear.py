@@ -1,7 +1,5 @@
 """The product of a weight with few rows, against float64: every implementation and vector width, odd sizes, threads."""
 
-from __future__ import annotations
-
 import math
 
 import pytest

@@ -1,7 +1,5 @@
 """Decoding attention on CPUs: long rows, threads, memory that is kept, and what does not fit."""
 
-from __future__ import annotations
-
 import random
 from dataclasses import replace
 from typing import Any, get_args

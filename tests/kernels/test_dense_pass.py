@@ -1,7 +1,5 @@
 """Dense attention of the last tokens of every row against float64 loops."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

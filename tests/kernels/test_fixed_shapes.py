@@ -1,7 +1,5 @@
 """Reference implementations never look at tensor contents: they run on tensors that have none."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """The C implementation: every vector width, threads, forks, and inputs that would lead it out of bounds."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import signal

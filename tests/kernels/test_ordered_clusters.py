@@ -1,7 +1,5 @@
 """Clusters in order against naive loops over lists, radii against fractions (LycheeCluster, section 4.3)."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from fractions import Fraction

@@ -1,7 +1,5 @@
 """Page bounds on CPUs: what is kept where keys are rewritten, many pages, threads, and what does not fit."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import get_args
 

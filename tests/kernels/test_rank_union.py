@@ -1,7 +1,5 @@
 """LessIsMore's union on CPUs: its worked example, wide universes, and what does not fit."""
 
-from __future__ import annotations
-
 import torch
 from kernel_caches import int32
 from kernel_checks import every_implementation, needs_the_library, refused

@@ -1,7 +1,5 @@
 """An implementation that cannot take a cache says why and never falls back; nobody's choice is one that can."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import replace
 

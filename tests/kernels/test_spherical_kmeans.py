@@ -1,7 +1,5 @@
 """Spherical k-means against naive float64 loops written from the paper (LycheeCluster, section 4.3)."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Caches in the tiles of AMX, as vLLM's CPU backend keeps bfloat16 where the machine has it."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import get_args
 

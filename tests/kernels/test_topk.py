@@ -1,7 +1,5 @@
 """Exact top-k on CPUs: long rows, threads, widths of vectors, and what does not fit."""
 
-from __future__ import annotations
-
 import math
 
 import pytest

@@ -1,7 +1,5 @@
 """What every implementation of top-k gives: exact sets, ties and infinities included, and what ends a row."""
 
-from __future__ import annotations
-
 import math
 from fractions import Fraction
 

@@ -1,7 +1,5 @@
 """What a measurement that never begins leaves behind; experiments' own tests ask what an interrupted one does."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """Every policy that keeps no state over steps: its options, and the oracle that says what it attends to."""
 
-from __future__ import annotations
-
 import json
 import tempfile
 from collections.abc import Callable

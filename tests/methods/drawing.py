@@ -1,7 +1,5 @@
 """Valid policies of every method, drawn at random: option by option, and the options that only fit together."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from hypothesis import strategies as st

@@ -1,7 +1,5 @@
 """Runs `saccade.decode.attend.attend` over a batch and reads back which positions every query head attended to."""
 
-from __future__ import annotations
-
 import numpy as np
 import torch
 

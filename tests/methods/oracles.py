@@ -3,8 +3,6 @@
 Every policy gives ``sets[layer][query head]``; `outputs` turns sets into attention.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 

@@ -8,8 +8,6 @@ scores of one head into a `Cut`, roles say who refreshes its set and who attends
 "all".
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field

@@ -1,7 +1,5 @@
 """Asks for policies that are not valid, and reads the one line that is said."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from typing import Any
 

@@ -5,8 +5,6 @@ probabilities decide by inexact numbers: steps where one lies within float32's e
 counted.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 
 import numpy as np

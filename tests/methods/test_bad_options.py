@@ -1,7 +1,5 @@
 """One clear line for every option that is not valid, alone or with others."""
 
-from __future__ import annotations
-
 import math
 import re
 from typing import Any

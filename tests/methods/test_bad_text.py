@@ -1,7 +1,5 @@
 """One clear line for specs and JSON that no policy writes, and for whatever else is given."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 

@@ -5,8 +5,6 @@ within float32's error of a tie, and few may end early. In bfloat16 the oracle r
 does; an element within float32's error of the middle between two bfloat16 numbers counts as a near-tie as well.
 """
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Callable
 from dataclasses import dataclass, field, fields

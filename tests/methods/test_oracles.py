@@ -1,7 +1,5 @@
 """The oracles themselves, on cases small enough to work out by hand."""
 
-from __future__ import annotations
-
 import copy
 import math
 

@@ -1,7 +1,5 @@
 """A method that is not ours does what ours do, once it is registered: it is listed, compared, and decodes."""
 
-from __future__ import annotations
-
 import importlib
 from collections.abc import Iterator
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Policies as data: spec strings, JSON both ways, defaults, budgets."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 from pathlib import Path

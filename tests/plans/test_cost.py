@@ -1,7 +1,5 @@
 """The cost model: against arithmetic written out, against loops over layers and heads, and against what really runs."""
 
-from __future__ import annotations
-
 import json
 import math
 from dataclasses import FrozenInstanceError, replace

@@ -1,7 +1,5 @@
 """Lists of retrieving heads: text that fits into a spec, and the roles that it stands for."""
 
-from __future__ import annotations
-
 import random
 from dataclasses import replace
 

@@ -1,7 +1,5 @@
 """The phase of rectification, held against tokens that are decoded one by one."""
 
-from __future__ import annotations
-
 from hypothesis import given
 from hypothesis import strategies as st
 

@@ -1,7 +1,5 @@
 """Role files: what is written reads back; whatever else a file may hold is refused in one line that names it."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 from pathlib import Path

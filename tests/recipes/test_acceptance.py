@@ -1,7 +1,5 @@
 """The document of a served policy's drafts: what it says, and that nothing else is read."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Layers that were found and lie at hand: where they are kept, and which recipe a policy that lacks its layer takes."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 

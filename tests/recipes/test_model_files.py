@@ -1,7 +1,5 @@
 """Role files and recipes: what is written reads back; what no such file may hold is one line that names it."""
 
-from __future__ import annotations
-
 import json
 import math
 from dataclasses import replace

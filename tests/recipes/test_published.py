@@ -1,7 +1,5 @@
 """The papers' choices: found by a model's name, held against its sizes, and marked as nobody's measurement here."""
 
-from __future__ import annotations
-
 import re
 from dataclasses import replace
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Recipes: what is written reads back; anything else is refused in one line that names the file."""
 
-from __future__ import annotations
-
 import json
 import math
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """From what a user writes to a policy: `auto`, files and published recipes, on model folders and loaded models."""
 
-from __future__ import annotations
-
 import os
 import shutil
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """Tables and pictures of calibration: the right figures, valid SVG, the same for the same results."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from itertools import pairwise
 from typing import Any

@@ -1,7 +1,5 @@
 """Names that fit: short, no two alike within a run, and never anything else than what the spec says."""
 
-from __future__ import annotations
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st

@@ -1,7 +1,5 @@
 """The page and the table: complete, self-contained, and made of what there is when a run was interrupted."""
 
-from __future__ import annotations
-
 import json
 import re
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Table, page and pictures of `saccade tune`: the right figures, what decides first, and nothing fetched."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 from typing import Any

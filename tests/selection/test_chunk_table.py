@@ -1,7 +1,5 @@
 """Chunks cut on the device, of many rows at once: against a naive cut, and texts cut by hand."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Sequence
 from itertools import pairwise

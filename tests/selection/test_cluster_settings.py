@@ -1,7 +1,5 @@
 """What a cluster index is told: sizes that follow from others, what is refused, and the plan of `lychee_cluster`."""
 
-from __future__ import annotations
-
 import pytest
 
 from saccade.errors import PolicyError

@@ -1,7 +1,5 @@
 """Where text breaks: in front of and behind vocabulary pieces, over two of them, and in a real text."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Sequence
 from itertools import pairwise

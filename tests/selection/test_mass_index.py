@@ -1,7 +1,5 @@
 """Clusters of tokens and of chunks ranked by attention mass, against loops in float64 over the same clusters."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from itertools import pairwise

@@ -1,7 +1,5 @@
 """Rows of length 0, which pad a captured batch, get empty sets from every rule, and the others what they get alone."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

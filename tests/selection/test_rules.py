@@ -1,7 +1,5 @@
 """Rules and exact page scores against naive float64 loops; ties everywhere, rows shorter than their buffers."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from fractions import Fraction

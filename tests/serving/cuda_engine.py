@@ -1,7 +1,5 @@
 """The CUDA backend without CUDA: vLLM's own layers and FLASH_ATTN's classes, with stand-ins for what is compiled."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass

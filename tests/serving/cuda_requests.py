@@ -1,7 +1,5 @@
 """What requests of a `CudaEngine` are fed and should be answered; by the engine alone, or densely in float64."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import torch

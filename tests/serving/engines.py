@@ -1,7 +1,5 @@
 """Starting vLLM engines, feeding them, and reading what they answered."""
 
-from __future__ import annotations
-
 import gc
 import operator
 from collections.abc import Callable, Sequence

@@ -1,7 +1,5 @@
 """Requests that come and go while others decode, and what each of them was answered."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 from itertools import count
 from typing import Any

@@ -3,8 +3,6 @@
 Its argument is JSON, a list of what `Asked` holds; it prints what each was answered and what its steps were.
 """
 
-from __future__ import annotations
-
 import json
 import sys
 from collections.abc import Callable, Iterator

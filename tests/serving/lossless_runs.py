@@ -1,7 +1,5 @@
 """The engines that lossless tests ask, each once in a process of its own, and how answers are held against stock's."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

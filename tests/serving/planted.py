@@ -1,7 +1,5 @@
 """What drafts choose through the index that all requests share, against one of each row that is planted at once."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any

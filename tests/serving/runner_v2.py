@@ -3,8 +3,6 @@
 vLLM takes V2 where Triton has a device. Here it finds a device that does nothing, since no kernel is compiled.
 """
 
-from __future__ import annotations
-
 import os
 import sys
 from collections.abc import Iterator

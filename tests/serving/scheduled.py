@@ -4,8 +4,6 @@ The worker writes into each slot which tokens it stands for and whether it is cl
 So a wrong token, a block of another request or a published sparse step shows, whatever the scheduler believes.
 """
 
-from __future__ import annotations
-
 from collections import defaultdict, deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field

@@ -1,7 +1,5 @@
 """A real `saccade serve` process on loopback, and what it says of itself."""
 
-from __future__ import annotations
-
 import os
 import signal
 import socket

@@ -1,7 +1,5 @@
 """vLLM's scheduler where drafts adapt: against a device whose time is known, then with engines that draft as told."""
 
-from __future__ import annotations
-
 from collections import Counter, deque
 from types import SimpleNamespace
 from typing import Any

@@ -1,7 +1,5 @@
 """`saccade bench serve` and `python -m benchmarks serve` on real engines: small, and without a look at the clock."""
 
-from __future__ import annotations
-
 import gc
 import json
 import time

@@ -1,7 +1,5 @@
 """The cache specification in vLLM's own machinery, and a manager that publishes no block a sparse step wrote."""
 
-from __future__ import annotations
-
 import copy
 import pickle
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """`saccade serve --calibrate`: the layer is found in a process of its own, kept, and found by the next start."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

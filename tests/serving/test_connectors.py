@@ -3,8 +3,6 @@
 `test_lossless` has a lossless engine with a connector.
 """
 
-from __future__ import annotations
-
 from itertools import pairwise
 from typing import Any
 

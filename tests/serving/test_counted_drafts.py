@@ -1,7 +1,5 @@
 """`python -m benchmarks drafts` and `python -m claims reasoning`: what is counted of engines that answer by script."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager

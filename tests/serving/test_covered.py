@@ -1,7 +1,5 @@
 """While the budget covers the context every policy answers what stock vLLM answers, through our path and past it."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -5,8 +5,6 @@ Over a cache of 8-bit floats keys and values are told to the oracle as they come
 unless a test says so.
 """
 
-from __future__ import annotations
-
 from itertools import accumulate
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Decoding steps that a CUDA graph can hold: in the same memory, by bounds instead of lengths, padded or not."""
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Sequence
 from dataclasses import fields, is_dataclass, replace

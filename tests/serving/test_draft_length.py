@@ -1,7 +1,5 @@
 """How many tokens are drafted, on machines of known costs and texts: never far from what would have been best."""
 
-from __future__ import annotations
-
 import math
 import random
 from collections import deque

@@ -1,7 +1,5 @@
 """What a lossless engine is started with, and what it refuses in one line, before there is an engine."""
 
-from __future__ import annotations
-
 import json
 from functools import partial
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Sampled answers are distributed as vLLM's, whether drafts are the likeliest tokens or are drawn themselves."""
 
-from __future__ import annotations
-
 import json
 from collections import Counter
 from collections.abc import Hashable, Sequence

@@ -1,7 +1,5 @@
 """What production asks of vLLM beside tokens: under a budget that covers, by our own path, it is what stock answers."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Callable

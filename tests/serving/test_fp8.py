@@ -3,8 +3,6 @@
 Tiles are read where they lie. vLLM's own packing needs AVX-512 with bfloat16, its attention AMX.
 """
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 from typing import Any
 

@@ -1,7 +1,5 @@
 """No engine starts with a layer that nobody has found for its model, but for random weights, of which none is right."""
 
-from __future__ import annotations
-
 import os
 import shutil
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """Prompts with images: under a budget that covers, by our own path, stock's tokens; below it together as alone."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Nothing of vLLM that the plugin uses has moved, and if it had, one line would say so and stock vLLM would run on."""
 
-from __future__ import annotations
-
 import ast
 import os
 import re

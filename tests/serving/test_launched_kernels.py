@@ -3,8 +3,6 @@
 What vLLM runs is held against what the policy concerns: a layer without saccade's attention is an error, at once.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import cuda_engine

@@ -1,7 +1,5 @@
 """Layers of several kinds: those with full attention decode under the policy, vLLM keeps all others as they are."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from functools import cache
 from pathlib import Path

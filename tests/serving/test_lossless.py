@@ -1,7 +1,5 @@
 """A lossless engine answers what vLLM answers, whatever is drafted; drafts are sparse, and all else is dense."""
 
-from __future__ import annotations
-
 import json
 import re
 from itertools import product

@@ -3,8 +3,6 @@
 While it starts vLLM drafts for requests of its own, then captures graphs, which no thread may see.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Sequence
 from types import SimpleNamespace

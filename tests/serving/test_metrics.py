@@ -1,7 +1,5 @@
 """What is exported: the figures of steps against what was asked, every request once, and only where it is set up."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

@@ -4,8 +4,6 @@ The step runs on tensors without content (torch's "meta" device), so that our op
 read cannot succeed; `host_reads` watches every call for what only a real device would show.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import replace

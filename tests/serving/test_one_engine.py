@@ -1,7 +1,5 @@
 """One engine in two runtimes: below the budget each request's tokens are those of the transformers adapter."""
 
-from __future__ import annotations
-
 from functools import cache
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Indexes that are not ours, found by their entry points: vLLM decodes what transformers does."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """When dense passes come: after every phase, never cut, by turns, and as transformers does it."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from scheduled import HOWS, OFF, TOGETHER, Engine, decoding, passes, phase, prompt

@@ -1,7 +1,5 @@
 """Quantised weights: the same answers in a batch as one by one, and stock's where a budget covers."""
 
-from __future__ import annotations
-
 import json
 import re
 import shutil

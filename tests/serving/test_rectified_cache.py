@@ -1,7 +1,5 @@
 """After a dense pass the cache holds what a dense prefill of the same tokens writes; page bounds what the keys say."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

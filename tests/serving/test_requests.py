@@ -1,7 +1,5 @@
 """What users ask of a server besides tokens: the same behaviour as stock vLLM, or a clear refusal."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

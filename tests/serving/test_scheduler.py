@@ -1,7 +1,5 @@
 """Requests that come, lose their slots, are taken up again and go, under the scheduler of dense passes; refusals."""
 
-from __future__ import annotations
-
 import random
 from collections import defaultdict
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """`saccade serve` up to the point where the engine would start: what it sets, what it says, and why it refuses."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

@@ -1,7 +1,5 @@
 """What `saccade doctor --server` says of a server's drafts, from figures that the workers' own code has exported."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

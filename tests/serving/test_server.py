@@ -3,8 +3,6 @@
 One server for the module: pages by their bounds, dense passes, prompts in chunks, more streams than it decodes at once.
 """
 
-from __future__ import annotations
-
 import asyncio
 import json
 import os

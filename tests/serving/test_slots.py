@@ -1,7 +1,5 @@
 """Indexes of text of many requests, which grow or never move: the same sets as of each alone, wherever tokens are."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Collection
 from itertools import product

@@ -1,7 +1,5 @@
 """Two ranks, each with half of the heads or of the requests, choose what one rank chooses."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

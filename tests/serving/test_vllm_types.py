@@ -1,7 +1,5 @@
 """What docs/vllm.md says of models is what `saccade serve` says of them."""
 
-from __future__ import annotations
-
 import re
 from importlib.metadata import distribution
 

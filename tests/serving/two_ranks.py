@@ -1,7 +1,5 @@
 """Run by test_two_ranks.py in processes of its own: prints the tokens that a policy gives on two ranks."""
 
-from __future__ import annotations
-
 import json
 import sys
 from functools import partial

@@ -1,7 +1,5 @@
 """Servers that are checked and not started, and models without weights, which nothing that is refused needs."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

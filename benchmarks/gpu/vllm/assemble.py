@@ -3,8 +3,6 @@
 assemble.py PACK FOLDER; assemble.sh runs it.
 """
 
-from __future__ import annotations
-
 import hashlib
 import re
 import shutil

@@ -1,7 +1,5 @@
 """The engines of random weights that smoke.py asks, stock or with saccade's plugin."""
 
-from __future__ import annotations
-
 import json
 import random
 import tempfile

@@ -4,8 +4,6 @@ pack.py WHEEL SHA256 SITE FOLDER: SITE holds the packages installed so far and g
 vllm.tar.xz in it and a MANIFEST that tells this archive from another.
 """
 
-from __future__ import annotations
-
 import hashlib
 import lzma
 import sys

@@ -6,8 +6,6 @@ architecture but one become zeros, which compress to nothing, and so do names fo
 other architectures only fails when it is first called, and so does one of those that are not wanted.
 """
 
-from __future__ import annotations
-
 import argparse
 import re
 import struct

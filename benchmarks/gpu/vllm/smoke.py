@@ -7,8 +7,6 @@ sparse requests must leave cached tokens out, those that opt out must not. How m
 only: logits of random weights are nearly tied, and stock's kernel splits rows otherwise in CUDA graphs.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import os

@@ -1,7 +1,5 @@
 """Dense decoding attention by others, under the contract of ours: what sparse decoding is held against."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 

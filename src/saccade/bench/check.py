@@ -1,7 +1,5 @@
 """A benchmark's own oracle: attention in float64 over what was chosen, before anything is timed."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any

@@ -1,7 +1,5 @@
 """Where the time of a decoding step goes: the parts of `attend`, timed from outside."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """Engines of vLLM, stock and under policies, started for a benchmark one group after another."""
 
-from __future__ import annotations
-
 import json
 import shlex
 import sys

@@ -1,7 +1,5 @@
 """One timing of a decoding step, and what it means beside the other timings of the same setting."""
 
-from __future__ import annotations
-
 import statistics
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace

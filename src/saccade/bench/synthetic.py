@@ -1,7 +1,5 @@
 """An engine whose cache is filled with random numbers: to time long contexts nobody prefilled."""
 
-from __future__ import annotations
-
 import os
 import time
 from collections.abc import Iterable

@@ -1,7 +1,5 @@
 """What a benchmark lets decode in turns: the stock model, and models under a policy, on one memory of tokens."""
 
-from __future__ import annotations
-
 import copy
 import time
 from collections.abc import Callable

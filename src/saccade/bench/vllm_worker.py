@@ -1,7 +1,5 @@
 """What `saccade bench serve` asks of vLLM's workers, in whatever process they run: a random cache, and no model."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

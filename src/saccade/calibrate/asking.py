@@ -4,8 +4,6 @@ Answers are fed, not sampled. A question is right if every token of its answer i
 before it, which is when greedy decoding would say it.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any

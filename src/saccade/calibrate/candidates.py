@@ -1,7 +1,5 @@
 """What `saccade tune` tries: families of policies, each a ladder of budgets."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 
 from ..adapters.hf.probe import clean

@@ -1,7 +1,5 @@
 """What decides, head by head, between reading everything and reusing a set: numbers that training moves."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 
 import torch

@@ -1,7 +1,5 @@
 """Where dense attention finds an answer: its mass on the answer's tokens in the text, head by head."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import torch

@@ -1,7 +1,5 @@
 """What judges candidates of `saccade tune`: key tokens of texts, or right answers to a file's questions."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass

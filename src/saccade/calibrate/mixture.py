@@ -4,8 +4,6 @@ LycheeDecode, equation 5. A text is prefilled once, by stock attention. What fol
 teacher, all heads dense, and by the student. Maps exist for one layer at a time; the backward pass makes them again.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from copy import copy
 from dataclasses import dataclass

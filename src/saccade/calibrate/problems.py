@@ -4,8 +4,6 @@ The texts are held-out modules of the standard library: neither the bundled mode
 them.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol

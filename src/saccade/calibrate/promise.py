@@ -23,8 +23,6 @@ nothing of the texts that judge, so that each is judged with the whole alpha (fi
 1 - alpha nothing passes that does not keep the promise.
 """
 
-from __future__ import annotations
-
 from bisect import bisect_left
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass

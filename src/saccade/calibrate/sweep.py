@@ -1,7 +1,5 @@
 """Every problem under every candidate policy, text by text; what is done is in the ledger, whatever ends the run."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain

@@ -1,7 +1,5 @@
 """Learning which heads retrieve: gates, by distillation from the dense model (LycheeDecode, section 3.2)."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path

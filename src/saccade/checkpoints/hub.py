@@ -1,7 +1,5 @@
 """Files of a model: in its folder, or by hub id in transformers' cache."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Sizes of model shapes that have a name; `--help`, which lists them, does not wait for transformers."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any

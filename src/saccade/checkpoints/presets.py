@@ -1,7 +1,5 @@
 """Model shapes to time with random weights, so that no download is needed; and model folders, whose shape is read."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import torch

@@ -1,7 +1,5 @@
 """A decoder's sizes, and the hash that tells its weights from another's: three rows of the input embeddings."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 from dataclasses import replace

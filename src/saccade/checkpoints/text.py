@@ -1,7 +1,5 @@
 """From a tokenizer to what chunking knows of a text: how it breaks around every piece of the vocabulary."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 from weakref import WeakKeyDictionary

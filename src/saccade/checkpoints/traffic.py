@@ -1,7 +1,5 @@
 """What a decoding step moves beside keys and values: the weights it reads, and the states of recurrent layers."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

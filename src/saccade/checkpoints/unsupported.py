@@ -1,7 +1,5 @@
 """What of a model's attention selection cannot honour, and why: one wording for configurations, layers and calls."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from ..types import CHUNKED, FULL, SLIDING

@@ -1,7 +1,5 @@
 """Versions of libraries: the oldest that run, as `pyproject.toml` has them, those that were tried, and their names."""
 
-from __future__ import annotations
-
 import inspect
 import re
 from importlib.metadata import PackageNotFoundError, version

@@ -1,7 +1,5 @@
 """The command line. Commands import what they need when they run: `--help` must not wait for torch."""
 
-from __future__ import annotations
-
 import sys
 from io import TextIOWrapper
 from typing import Annotated

@@ -1,7 +1,5 @@
 """`saccade calibrate`: find the layers and heads of a model that retrieve."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any

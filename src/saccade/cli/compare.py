@@ -1,7 +1,5 @@
 """`saccade compare`: the main job."""
 
-from __future__ import annotations
-
 from datetime import datetime
 from pathlib import Path
 from typing import Annotated, Any

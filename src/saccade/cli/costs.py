@@ -1,7 +1,5 @@
 """The table that `saccade policies --cost` prints: bytes per decoded token, and the ceiling that they set."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

@@ -1,7 +1,5 @@
 """`saccade doctor`: what this machine has, what will run on it, and what to install."""
 
-from __future__ import annotations
-
 from importlib import metadata, util
 from pathlib import Path
 from typing import Annotated, NamedTuple

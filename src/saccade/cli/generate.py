@@ -1,7 +1,5 @@
 """`saccade generate`: text from a model that decodes sparsely."""
 
-from __future__ import annotations
-
 import math
 import os
 import sys

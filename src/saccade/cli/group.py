@@ -1,7 +1,5 @@
 """The command group: every error the package raises on purpose is one line on stderr and exit code 2."""
 
-from __future__ import annotations
-
 import re
 import sys
 from importlib.util import find_spec

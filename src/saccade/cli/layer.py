@@ -1,7 +1,5 @@
 """The layer that a server's policy lacks, by `saccade calibrate layers` in a process whose memory ends with it."""
 
-from __future__ import annotations
-
 import hashlib
 import subprocess
 import sys

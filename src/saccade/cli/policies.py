@@ -1,7 +1,5 @@
 """`saccade policies`: what there is to choose from, and what it costs."""
 
-from __future__ import annotations
-
 from typing import Annotated, Any
 
 from ..checkpoints.preset_sizes import PRESETS

@@ -1,7 +1,5 @@
 """`saccade report`: the table and the page of a run that is over."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Annotated
 

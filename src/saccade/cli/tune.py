@@ -1,7 +1,5 @@
 """`saccade tune`: the cheapest policy that keeps what a model says."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Annotated
 

@@ -1,7 +1,5 @@
 """`attend`: what one layer does for one new token. The main path of every policy, in every adapter."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

@@ -1,7 +1,5 @@
 """Steps that become CUDA graphs: whether they can, and what is kept of them for who measures recall behind them."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 
 import torch

@@ -1,7 +1,5 @@
 """What a run counts: tokens attended per layer and step, kept on the device until somebody asks."""
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager

@@ -1,7 +1,5 @@
 """What a batch's layers ask for the indexes of their caches, and how long a batch of its own takes to update them."""
 
-from __future__ import annotations
-
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """Bounds of the pages of one batch's cache: made at first use and kept up to date with it."""
 
-from __future__ import annotations
-
 from torch import Tensor
 
 from ..plans.plan import Plan

@@ -1,7 +1,5 @@
 """The rolling selection: the latest set of every head index, whoever chose it."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

@@ -1,7 +1,5 @@
 """An index in slots that belongs to one batch alone, whose row i is in slot i."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 

@@ -1,7 +1,5 @@
 """What is due of an index in slots, for indexes that take tokens in: in every adapter."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 

@@ -4,8 +4,6 @@ Rows of `context, question, answer_prefix, answer, max_new_tokens`, as Parquet o
 list of them. Other columns are left alone but for `task` and `metric`, which say how a row is scored.
 """
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence

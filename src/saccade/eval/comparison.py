@@ -1,7 +1,5 @@
 """The main job: the same questions about the same contexts under every policy, first for quality, then for time."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial

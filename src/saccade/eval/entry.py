@@ -1,7 +1,5 @@
 """What a comparison compares: policies at budgets."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Where a policy looks: which parts of the document the attended sets touch, beside attention recall."""
 
-from __future__ import annotations
-
 import torch
 
 from ..decode.recall import membership

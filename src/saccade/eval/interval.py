@@ -1,7 +1,5 @@
 """Confidence intervals of shares."""
 
-from __future__ import annotations
-
 from math import ceil, floor
 
 from scipy.stats import binomtest

@@ -3,8 +3,6 @@
 Scores of other benchmarks are lm-evaluation-harness's: `saccade.lm_eval` runs them.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 

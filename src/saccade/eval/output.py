@@ -1,7 +1,5 @@
 """Files of experiments, written whole or line by line, and lists of numbers as the command line gives them."""
 
-from __future__ import annotations
-
 import json
 import tempfile
 from collections.abc import Iterator, Mapping

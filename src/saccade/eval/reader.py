@@ -1,7 +1,5 @@
 """Reading: a text is prefilled once, densely; questions are then decoded under any policy."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any

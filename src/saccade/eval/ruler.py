@@ -1,7 +1,5 @@
 """Three tasks of RULER (Hsieh et al., 2024, arXiv 2404.06654) without a download, as lm-evaluation-harness has them."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Mapping
 from contextlib import ExitStack, redirect_stderr, redirect_stdout

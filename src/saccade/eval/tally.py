@@ -1,7 +1,5 @@
 """What is added up for one policy of a comparison, and the row it becomes."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from statistics import fmean, median
 from typing import Any

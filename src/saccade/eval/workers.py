@@ -1,7 +1,5 @@
 """Work shared out among processes, for what nobody times: the other cores of a machine are idle otherwise."""
 
-from __future__ import annotations
-
 import os
 import signal
 import sys

@@ -1,7 +1,5 @@
 """Argument checks shared by the operations: shapes, dtypes and devices only, never a look at tensor contents."""
 
-from __future__ import annotations
-
 import math
 
 import torch

@@ -1,7 +1,5 @@
 """Which implementation serves a call; an explicit request is honoured or refused, never replaced."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Literal
 

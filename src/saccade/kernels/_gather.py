@@ -1,7 +1,5 @@
 """Chosen tokens of every row, and queries that share a KV head, for any layout and device; for the references."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

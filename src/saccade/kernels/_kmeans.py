@@ -1,7 +1,5 @@
 """Spherical k-means in plain torch, step by step: first centroids, refilling of empty clusters, averages of members."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

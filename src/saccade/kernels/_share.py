@@ -1,7 +1,5 @@
 """How many of a row's entries stay, where that is a share of the row."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from torch import Tensor

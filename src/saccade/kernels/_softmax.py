@@ -1,7 +1,5 @@
 """What a softmax makes of scores, for whoever has all of them at hand."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

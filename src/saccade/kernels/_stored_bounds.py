@@ -1,7 +1,5 @@
 """Where bounds of pages are stored."""
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 from torch import Tensor

@@ -4,8 +4,6 @@ The harness has no entry points to find it by; the model itself is imported when
 the harness is not installed.
 """
 
-from __future__ import annotations
-
 from importlib.util import find_spec
 
 from ..errors import SaccadeError, install

@@ -1,7 +1,5 @@
 """`python -m saccade.lm_eval`: the harness's own command line, which knows the model `saccade`."""
 
-from __future__ import annotations
-
 import functools
 import sys
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """The two plans that most methods have, of options with a `selector` and `dense_layers`."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from ..plans.plan import Plan, layer_roles, reselecting_roles

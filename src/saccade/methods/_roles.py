@@ -1,7 +1,5 @@
 """Roles from an option: every Nth layer, named layers, named heads, or a role file."""
 
-from __future__ import annotations
-
 from ..errors import PolicyError
 from ..plans.head_list import KIND, HeadList
 from ..plans.identity import refuse_other

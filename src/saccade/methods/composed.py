@@ -1,7 +1,5 @@
 """Any scorer with any rule and any roles: the points between the published methods, for ablations."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Annotated, Literal
 

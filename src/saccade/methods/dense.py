@@ -1,7 +1,5 @@
 """Dense decoding through this engine: the baseline that every sparse policy is compared with."""
 
-from __future__ import annotations
-
 from ..plans.plan import Plan, layer_roles
 from ..types import ModelShape, Role
 from .method import Method

@@ -1,7 +1,5 @@
 """Exact top-k: every layer scores every token and attends to the best; what all other methods approximate."""
 
-from __future__ import annotations
-
 from ..selection.scorers.exact import ExactScorer
 from ..selection.selector import ScoredSelector, pooling_of
 from ._cut import CutOptions

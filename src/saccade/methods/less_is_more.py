@@ -1,7 +1,5 @@
 """LessIsMore (Yang et al., 2025, arXiv 2508.07101): TidalDecode's layers, one set for all heads, a recency window."""
 
-from __future__ import annotations
-
 from ..selection.rules import RankUnion
 from ..selection.scorers.exact import ExactScorer
 from ..selection.selector import ScoredSelector

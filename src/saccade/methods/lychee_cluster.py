@@ -1,7 +1,5 @@
 """LycheeCluster (Li et al., 2026, arXiv 2603.08453): chunks cut where the text breaks, found through clusters."""
 
-from __future__ import annotations
-
 from typing import Annotated, Any, Literal
 
 from pydantic import Field

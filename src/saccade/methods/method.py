@@ -1,7 +1,5 @@
 """A method describes itself: what it is called, where it comes from, its options, and the plan that they make."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any

@@ -1,7 +1,5 @@
 """The methods there are: this package's own, those that programs register, and those of installed packages."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from functools import cache
 from importlib.metadata import entry_points

@@ -1,7 +1,5 @@
 """ReSA (Sun et al., 2025, arXiv 2506.04108): pages by key bounds, a share of the row, dense rectification."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from ..plans.rectify import Rectify

@@ -1,7 +1,5 @@
 """StreamingLLM (Xiao et al., 2024, arXiv 2309.17453): attention sinks and a window of recent tokens."""
 
-from __future__ import annotations
-
 from ..plans.plan import Plan, layer_roles
 from ..selection.selector import WindowSelector
 from ..types import ModelShape, Role

@@ -1,7 +1,5 @@
 """TidalDecode (Yang et al., 2024, arXiv 2410.05076): a few layers select tokens, the layers between reuse them."""
 
-from __future__ import annotations
-
 from ..selection.scorers.exact import ExactScorer
 from ..selection.selector import ScoredSelector, pooling_of
 from ._cut import CutOptions

@@ -1,7 +1,5 @@
 """Clusters of single tokens, ranked by attention mass: ours; the unit is ClusterKV's (Liu et al., arXiv 2412.03213)."""
 
-from __future__ import annotations
-
 from typing import Annotated
 
 from pydantic import Field

@@ -4,8 +4,6 @@ Decoding is bound by memory traffic, so dense bytes over a policy's bytes is the
 decoder, on any machine. `docs/cost.md` says what is counted.
 """
 
-from __future__ import annotations
-
 import math
 from collections import Counter
 from dataclasses import dataclass, replace

@@ -1,7 +1,5 @@
 """What was found for a model, beside it or in the user's cache: layers for policies that lack theirs."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Sequence
 from contextlib import suppress

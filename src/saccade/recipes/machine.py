@@ -1,7 +1,5 @@
 """Where and with what a result was made: versions, processor, kernels, and the bandwidth that bounds a timing."""
 
-from __future__ import annotations
-
 import gc
 import platform
 import statistics

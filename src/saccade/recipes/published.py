@@ -1,7 +1,5 @@
 """The papers' re-selection layers as recipes. Nobody has measured them again with this package."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Mapping
 from types import MappingProxyType

@@ -1,7 +1,5 @@
 """From what a user writes to a policy: a policy, a spec, `auto`, a recipe's file, or a published recipe."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass

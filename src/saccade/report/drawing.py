@@ -1,7 +1,5 @@
 """What the pictures of experiments share: style, a canvas, and SVG text that is the same for the same results."""
 
-from __future__ import annotations
-
 import io
 import re
 from collections.abc import Iterator, Sequence

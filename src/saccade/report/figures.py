@@ -1,7 +1,5 @@
 """The figures of a comparison's report as elements of its page: narrow, so that they are read at 600 pixels too."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Table and picture of `saccade calibrate heads`."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import Any
 

@@ -1,7 +1,5 @@
 """What tables, pages and pictures call a policy: a short name; its whole spec stands in the JSON and on hover."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping
 from pathlib import PurePath
 from typing import Any

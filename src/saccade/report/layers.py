@@ -1,7 +1,5 @@
 """Table and picture of `saccade calibrate layers`."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Pages: one HTML file each that needs nothing else, made of a results folder's files alone."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Colours, on light and on dark paper, and marks of policies: the Okabe-Ito set and one more, told apart by shape."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping
 from itertools import cycle
 from typing import Any

@@ -1,7 +1,5 @@
 """Tables for a terminal: what all have in common, and the one that a comparison prints."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping, Sequence
 from textwrap import fill as fill_text
 from typing import Any

@@ -1,7 +1,5 @@
 """The tables that `saccade bench decode` and `saccade bench serve` print."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping
 from functools import partial
 from typing import Any

@@ -1,7 +1,5 @@
 """Tables and pictures of `saccade tune`."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from textwrap import fill as fill_text
 from typing import Any

@@ -1,7 +1,5 @@
 """How rows are put into words in tables and figures; what was not measured is a dash."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from typing import Any, TypeVar
 

@@ -1,7 +1,5 @@
 """Units ranked by the attention that their scores promise, instead of by the largest score of a group's heads."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import torch

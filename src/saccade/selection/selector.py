@@ -1,7 +1,5 @@
 """What chooses: a scorer that rates units, a rule that cuts, the selector made of both."""
 
-from __future__ import annotations
-
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 

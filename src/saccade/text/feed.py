@@ -1,7 +1,5 @@
 """Token ids of the sequences in slots, and what a table of chunks reads of their text."""
 
-from __future__ import annotations
-
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 

@@ -1,7 +1,5 @@
 """Where text breaks: in front of and behind the pieces of a vocabulary, and how strongly."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Iterable
 from typing import TypeAlias

@@ -1,7 +1,5 @@
 """Where the text of many rows is cut into chunks, on the device: the same chunks for every layer that reads them."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 

@@ -1,7 +1,5 @@
 """Real vLLM engines on a CUDA device; where vLLM is not installed there is nothing here to run."""
 
-from __future__ import annotations
-
 import importlib.util
 import os
 from collections.abc import Iterator

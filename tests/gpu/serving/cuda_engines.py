@@ -1,7 +1,5 @@
 """vLLM on a CUDA device with the bundled model, fed with given tokens; and what float32 says of the same tokens."""
 
-from __future__ import annotations
-
 import gc
 import os
 import sys

@@ -5,8 +5,6 @@ measured on stock vLLM and on the transformers adapter, both in float16, against
 may be twice as far, for two roundings (of what chooses, and of what is computed) against one.
 """
 
-from __future__ import annotations
-
 import gc
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """vLLM's offloading on a CUDA device: a prompt that a lossless engine has stored in the host's memory comes back."""
 
-from __future__ import annotations
-
 from cuda_engines import CudaEngines, core, text
 from vllm import SamplingParams
 from vllm.inputs import TokensPrompt

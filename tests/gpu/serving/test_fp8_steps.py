@@ -9,8 +9,6 @@ these but once in a thousand. Queries that stock quantises and bfloat16 are erro
 has beyond such a draw.
 """
 
-from __future__ import annotations
-
 from statistics import mean, stdev
 from typing import Any
 

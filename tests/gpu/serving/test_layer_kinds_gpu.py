@@ -3,8 +3,6 @@
 bfloat16, since vLLM takes Gemma in no float16; how far its roundings carry logits is measured as there.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -5,8 +5,6 @@ five tokens of a row otherwise than one, so that stock which drafts from n-grams
 bound, for how many answers are others and for how much less likely their first other token is.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

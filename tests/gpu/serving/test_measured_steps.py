@@ -1,7 +1,5 @@
 """What captured steps report: tokens, and the recall that is computed behind them, as eager steps report it."""
 
-from __future__ import annotations
-
 import time
 
 import pytest

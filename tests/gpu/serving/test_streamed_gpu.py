@@ -5,8 +5,6 @@
 against stock that drafts from n-grams: see test_lossless_gpu.py.
 """
 
-from __future__ import annotations
-
 import asyncio
 import os
 from collections.abc import Iterator, Mapping

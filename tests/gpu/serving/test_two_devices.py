@@ -1,7 +1,5 @@
 """Tensor parallelism over two CUDA devices: every rank chooses what one device chooses, in captured steps."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any

@@ -4,8 +4,6 @@ Used as `compiled = compile_kernel("saccade.kernels.topk.triton", "_select", ...
 and stays for the next kernel: importing torch and Triton takes longer than most compilations.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import re

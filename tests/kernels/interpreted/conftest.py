@@ -1,7 +1,5 @@
 """Triton kernels on the CPU: in Triton's interpreter, which has to be asked for before a kernel is imported."""
 
-from __future__ import annotations
-
 import os
 import sys
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Triton's decoding attention in the interpreter, rows cut into many parts: what the contract says, and the plan."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import get_args

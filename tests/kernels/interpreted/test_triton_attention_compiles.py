@@ -1,7 +1,5 @@
 """Triton's attention kernels as the compiler makes them: nothing spilled, the cache copied in the background."""
 
-from __future__ import annotations
-
 import re
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The kernels of attention mass in Triton's interpreter."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from cluster_mass_contract import (

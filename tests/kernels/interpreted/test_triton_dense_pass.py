@@ -1,7 +1,5 @@
 """Triton's dense pass in the interpreter against float64 loops."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 import pytest

@@ -1,7 +1,5 @@
 """Triton's dense pass as the compiler makes it: nothing spilled, products on tensor cores."""
 
-from __future__ import annotations
-
 import pytest
 from compiling import Compiled, compile_kernel
 

@@ -1,7 +1,5 @@
 """Page bounds in Triton: recomputed and scored as the oracle says, and compiled without spills."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

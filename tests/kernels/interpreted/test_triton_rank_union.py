@@ -1,7 +1,5 @@
 """The union's kernels in Triton's interpreter, in many tiles, and what the compiler makes of them."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Iterator
 

@@ -1,7 +1,5 @@
 """Triton's spherical k-means and means of sets: interpreted, on the cases and loops of the others; and compiled."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from compiling import compile_kernel, pointers

@@ -1,7 +1,5 @@
 """Top-k's kernels in Triton's interpreter, and what the compiler makes of them."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator
 from functools import partial

@@ -1,7 +1,5 @@
 """The attention function registered with transformers: prompts go to stock attention, decoded tokens to `attend`."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager

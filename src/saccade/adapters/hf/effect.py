@@ -1,7 +1,5 @@
 """Whether a call did what its policy asks for, by what its layers did and not by what was said of it; else one line."""
 
-from __future__ import annotations
-
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any

@@ -1,7 +1,5 @@
 """A policy whose layer nobody has found for a model: the probe finds it on the first long prompt, and it is kept."""
 
-from __future__ import annotations
-
 import logging
 import time
 from collections.abc import Iterable

@@ -1,7 +1,5 @@
 """What a call finds in its cache, which is put back if the call raises."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from typing import Any
 

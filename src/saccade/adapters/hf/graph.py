@@ -1,7 +1,5 @@
 """`GraphedStep`: a whole decoding step as one CUDA graph, under a `StaticCache`."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any

@@ -1,7 +1,5 @@
 """What every forward call of an attached model goes through before its first layer."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from operator import attrgetter

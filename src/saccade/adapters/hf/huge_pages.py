@@ -1,7 +1,5 @@
 """Memory for long caches: on huge pages where the system gives them, as scattered tokens would miss small ones."""
 
-from __future__ import annotations
-
 import ctypes
 import mmap
 from collections.abc import Sequence

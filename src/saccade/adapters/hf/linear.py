@@ -1,7 +1,5 @@
 """Decode steps of a bfloat16 model on CPU read their weights with the native product; all else stays as it is."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor, nn
 

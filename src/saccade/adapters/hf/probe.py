@@ -4,8 +4,6 @@ All that is told is rows of one batch: each begins on what dense attention has l
 step, at the price of one for all, or walks some, so that errors add up as they do in an answer.
 """
 
-from __future__ import annotations
-
 import copy
 import logging
 from collections.abc import Callable, Iterator, Sequence

@@ -1,7 +1,5 @@
 """Captures what a call launches on a CUDA device, so that it can be launched again without its Python."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import Any

@@ -1,7 +1,5 @@
 """Overwriting: when it is their turn, unclean tokens are run again, densely, in front of the call at hand."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Which transformers models can decode sparsely; everything else is refused with the reason before any work."""
 
-from __future__ import annotations
-
 import os
 import re
 from collections.abc import Mapping

@@ -1,7 +1,5 @@
 """What the host does ahead of a step whose lengths only the device knows: indexes take tokens in, passes become due."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import Any
 

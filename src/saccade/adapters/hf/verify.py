@@ -1,7 +1,5 @@
 """The lossless mode: sparse steps draft, one dense pass decides, and the caller only ever sees dense logits."""
 
-from __future__ import annotations
-
 import functools
 import inspect
 from typing import Any

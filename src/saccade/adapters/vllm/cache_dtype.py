@@ -1,7 +1,5 @@
 """What vLLM's `--kv-cache-dtype` may be under a policy, and what the bytes of such a cache are."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

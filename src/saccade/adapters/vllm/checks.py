@@ -1,7 +1,5 @@
 """Which engines can decode under a policy; everything else is refused with the reason, before any work."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from math import lcm
 from typing import Any

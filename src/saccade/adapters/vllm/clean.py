@@ -4,8 +4,6 @@ One number on vLLM's `Request`, in the process of the scheduler. Prompt position
 the prompt's length; dense steps that start at or below it move it.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 from uuid import uuid4

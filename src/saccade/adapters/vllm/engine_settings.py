@@ -1,7 +1,5 @@
 """What vLLM's `EngineArgs` are given for an engine to decode as it is told."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from ...plans.rectify import Rectify

@@ -1,7 +1,5 @@
 """What a lossless engine is started with, and what it cannot serve: the policy drafts, and vLLM verifies densely."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator
 from typing import Any

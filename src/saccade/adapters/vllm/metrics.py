@@ -6,8 +6,6 @@ environment before prometheus_client is imported. `saccade serve` sees to that; 
 nothing is exported.
 """
 
-from __future__ import annotations
-
 import fcntl
 import json
 import logging

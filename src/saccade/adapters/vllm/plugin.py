@@ -1,7 +1,5 @@
 """The entry point `vllm.general_plugins`: vLLM calls `register` in every process before it does anything else."""
 
-from __future__ import annotations
-
 import logging
 from functools import cache
 from typing import Any

@@ -4,8 +4,6 @@ A part is checked in the processes and at the moment where vLLM or we import its
 saccade sees a warning and vLLM as it comes; one who does sees the line, and no engine.
 """
 
-from __future__ import annotations
-
 import inspect
 import re
 from contextlib import suppress

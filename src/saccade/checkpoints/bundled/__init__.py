@@ -1,7 +1,5 @@
 """Where the model that comes with this package lies; `testbed` makes it, everything else only reads it."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 

@@ -1,7 +1,5 @@
 """Loads the library that the install built beside this file; without one, or with a stale one, there is none."""
 
-from __future__ import annotations
-
 import ctypes
 import functools
 import struct

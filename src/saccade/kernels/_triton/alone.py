@@ -1,7 +1,5 @@
 """Top-k of a few by one program a row, which leaves out what cannot be chosen itself."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import torch

@@ -1,7 +1,5 @@
 """Joining the parts of a head's attention, in a fixed order."""
 
-from __future__ import annotations
-
 import triton
 import triton.language as tl
 from torch import Tensor

@@ -3,8 +3,6 @@
 A range is of keys without a sign, so that its size fits into as many bits.
 """
 
-from __future__ import annotations
-
 import triton
 import triton.language as tl
 

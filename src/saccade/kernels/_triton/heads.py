@@ -1,7 +1,5 @@
 """Sets of KV heads as bits of a 64-bit number: no memory to read, and no copy to the device."""
 
-from __future__ import annotations
-
 import triton
 import triton.language as tl
 

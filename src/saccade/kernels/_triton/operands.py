@@ -1,7 +1,5 @@
 """What kernels take besides pointers and strides: types and sizes of their products."""
 
-from __future__ import annotations
-
 from torch import Tensor
 
 from saccade.kernels._triton.refusals import FLOATS

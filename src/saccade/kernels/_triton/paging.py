@@ -1,7 +1,5 @@
 """Where the tokens of a row lie, for kernels: the same arithmetic as `Rows` describes."""
 
-from __future__ import annotations
-
 import triton
 import triton.language as tl
 

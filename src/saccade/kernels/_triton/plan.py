@@ -3,8 +3,6 @@
 All of it follows from shapes that the host knows, so that a CUDA graph keeps its grids while lengths change.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from functools import cache, lru_cache
 

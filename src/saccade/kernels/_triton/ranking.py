@@ -1,7 +1,5 @@
 """Sorting rows of distinct 64-bit entries: a score's key over its inverted position."""
 
-from __future__ import annotations
-
 import torch
 import triton
 import triton.language as tl

@@ -1,7 +1,5 @@
 """Why Triton kernels cannot take a call; asked without importing Triton."""
 
-from __future__ import annotations
-
 import importlib.util
 import os
 from functools import cache

@@ -1,7 +1,5 @@
 """A row of scores in a kernel: what is wanted of it, and how what was chosen is written."""
 
-from __future__ import annotations
-
 import triton
 import triton.language as tl
 from torch import Tensor

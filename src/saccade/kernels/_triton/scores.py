@@ -1,7 +1,5 @@
 """Storing raw scores, pooled over the query heads of a KV head, for kernels."""
 
-from __future__ import annotations
-
 import triton
 import triton.language as tl
 

@@ -1,7 +1,5 @@
 """Raw scores in Triton: one pass over the keys."""
 
-from __future__ import annotations
-
 import torch
 import triton
 import triton.language as tl

@@ -1,7 +1,5 @@
 """One query tile over a stream of tokens: the loop that reads keys and values, for kernels."""
 
-from __future__ import annotations
-
 import triton
 import triton.language as tl
 

@@ -1,7 +1,5 @@
 """Pooling the keys of neighbouring chunks."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Literal, get_args
 

@@ -1,7 +1,5 @@
 """Chunk keys in C: every chunk's keys are read once, where they lie."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

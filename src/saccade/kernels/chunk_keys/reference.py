@@ -1,7 +1,5 @@
 """Chunk keys in plain torch, for any device and layout: fixed shapes, no host synchronisation."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

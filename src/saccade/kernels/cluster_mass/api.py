@@ -1,7 +1,5 @@
 """The attention mass that sets of keys are expected to draw, as scores of their tokens."""
 
-from __future__ import annotations
-
 from torch import Tensor
 
 from saccade.errors import KernelError

@@ -1,7 +1,5 @@
 """Scores by attention mass in C: products with the means, which are nearly all that is read, then shares and tokens."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

@@ -1,7 +1,5 @@
 """Scores by attention mass in plain torch, for any device: fixed shapes, no host synchronisation."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 from torch.nn.functional import pad

@@ -1,7 +1,5 @@
 """Scores by attention mass on CUDA in two launches: logits of sets with their sums in parts, then tokens."""
 
-from __future__ import annotations
-
 import torch
 import triton
 import triton.language as tl

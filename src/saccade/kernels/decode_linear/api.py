@@ -1,7 +1,5 @@
 """The product of one weight with few rows, bound to the weight: the checks that it needs are done once."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

@@ -1,7 +1,5 @@
 """In C: the weight is read once, in the order of memory, for all rows together."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

@@ -1,7 +1,5 @@
 """In torch: float32 products of the widened numbers, rounded once."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

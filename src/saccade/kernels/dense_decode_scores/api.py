@@ -1,7 +1,5 @@
 """Dense attention of one query per row, and the raw scores it is made of."""
 
-from __future__ import annotations
-
 from torch import Tensor
 
 from saccade.errors import KernelError

@@ -1,7 +1,5 @@
 """Dense decoding attention on CPU for what the C library does not take: row by row, head by head, two products each."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import torch

@@ -1,7 +1,5 @@
 """Dense attention of a few tokens at the end of every row, each over what lies before it."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 from torch import Tensor

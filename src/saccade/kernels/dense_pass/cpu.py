@@ -3,8 +3,6 @@
 On a GPU too, where Triton's kernel cannot take the call.
 """
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention

@@ -1,7 +1,5 @@
 """Dense attention of the last tokens in plain torch: gathers the rows, any layout, no host synchronisation."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

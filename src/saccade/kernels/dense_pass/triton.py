@@ -1,7 +1,5 @@
 """Dense attention of the last tokens in Triton: tiles of queries over splits of the row, joined by another launch."""
 
-from __future__ import annotations
-
 import math
 from typing import NamedTuple
 

@@ -1,7 +1,5 @@
 """Attention of a layer whose heads differ: some attend to all tokens, the others to their sets."""
 
-from __future__ import annotations
-
 from torch import Tensor
 
 from saccade.errors import KernelError

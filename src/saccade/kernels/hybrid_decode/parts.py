@@ -1,7 +1,5 @@
 """Hybrid attention as separate calls, one per run of neighbouring heads that do the same."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from itertools import groupby
 

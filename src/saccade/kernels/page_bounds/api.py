@@ -1,7 +1,5 @@
 """Page bounds of Quest and ReSA: kept up to date from the cache, and scored."""
 
-from __future__ import annotations
-
 from torch import Tensor
 
 from saccade.errors import KernelError

@@ -1,7 +1,5 @@
 """Page bounds in C, in either of its dtypes: recomputed where the keys lie, scored in one pass over both sides."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

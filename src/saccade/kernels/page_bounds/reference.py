@@ -1,7 +1,5 @@
 """Page bounds in plain torch: fixed shapes, any layout, no host synchronisation."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

@@ -1,7 +1,5 @@
 """Page bounds on a GPU: one launch recomputes the touched pages; one scores pages, reading each bound once."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import torch

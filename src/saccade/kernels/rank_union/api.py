@@ -1,7 +1,5 @@
 """LessIsMore's union: heads take turns, rank by rank."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import torch

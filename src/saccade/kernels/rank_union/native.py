@@ -1,7 +1,5 @@
 """The union in C: walk the turns, mark what they name, and read the marks in order."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

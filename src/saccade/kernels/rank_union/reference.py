@@ -1,7 +1,5 @@
 """The union in plain torch: each position's earliest turn, then the `limit` earliest of them."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

@@ -4,8 +4,6 @@ A turn is a rank and a head, numbered rank by rank. Each belongs to one entry, s
 earliest turn, and the set is what comes before a turn that counting finds.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import NamedTuple
 

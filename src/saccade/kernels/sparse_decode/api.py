@@ -1,7 +1,5 @@
 """Decoding attention over a chosen set."""
 
-from __future__ import annotations
-
 from torch import Tensor
 
 from saccade.kernels._checks import check_attention, check_selection, placed

@@ -1,7 +1,5 @@
 """Sparse decoding attention on CPU: one index_select of flat rows each for keys and values, then two products."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

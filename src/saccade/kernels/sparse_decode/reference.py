@@ -1,7 +1,5 @@
 """Sparse decoding attention in plain torch: gathers the set, any layout, no host synchronisation."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 from torch.nn.functional import pad

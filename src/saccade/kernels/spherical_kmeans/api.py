@@ -1,7 +1,5 @@
 """Spherical k-means, batched over heads."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

@@ -1,7 +1,5 @@
 """Spherical k-means in C: inner products in tiles, and only those that may have changed a vector's cluster."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

@@ -1,7 +1,5 @@
 """Spherical k-means in plain torch: fixed shapes, no host synchronisation."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

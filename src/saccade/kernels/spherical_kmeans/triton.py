@@ -3,8 +3,6 @@
 Nothing is added up by atomics, and a problem's programs know nothing of others: its result is that of it alone.
 """
 
-from __future__ import annotations
-
 import torch
 import triton
 import triton.language as tl

@@ -1,7 +1,5 @@
 """Exact top-k with a total order: two machines choose the same positions."""
 
-from __future__ import annotations
-
 from typing import Literal
 
 import torch

@@ -1,7 +1,5 @@
 """Exact top-k in C: one pass over each row collects what reaches a sampled floor, a bisection finds the cut."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

@@ -1,7 +1,5 @@
 """Exact top-k in plain torch: every entry gets a unique integer key, so that no tie is left to the sort."""
 
-from __future__ import annotations
-
 from typing import Literal
 
 import torch

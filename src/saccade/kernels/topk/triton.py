@@ -7,8 +7,6 @@ scores, the row itself is searched. Where few are wanted, as of pages, the row's
 launches of many programs do it before. The way taken changes nothing.
 """
 
-from __future__ import annotations
-
 import torch
 import triton
 import triton.language as tl

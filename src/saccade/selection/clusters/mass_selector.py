@@ -1,7 +1,5 @@
 """Selectors that rank by attention mass: `TokenSelector` clusters single tokens, `ChunkSelector` chunks of text."""
 
-from __future__ import annotations
-
 from abc import abstractmethod
 from dataclasses import dataclass, replace
 

@@ -1,7 +1,5 @@
 """Planting groups of chunks: fine clusters and units of each, by k-means of these alone, in order and with radii."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 from torch.nn.functional import pad

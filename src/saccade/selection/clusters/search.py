@@ -3,8 +3,6 @@
 In plain torch of fixed shapes: no host synchronisation, no pass over all tokens.
 """
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 import torch

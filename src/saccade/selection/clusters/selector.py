@@ -1,7 +1,5 @@
 """`ClusterSelector`: chooses chunks of text through a two-level index (LycheeCluster, section 4)."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
 
 from torch import Tensor

@@ -1,7 +1,5 @@
 """What a cluster index is told: sizes of chunks, clusters and buffer, checked against the budget."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 from typing import Literal

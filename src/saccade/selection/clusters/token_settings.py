@@ -1,7 +1,5 @@
 """What an index of single tokens is told: sizes of clusters, blocks and buffer, checked against the budget."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import dataclass
 

@@ -1,7 +1,5 @@
 """How much of a cluster index a search and the intake of new tokens move, in bytes per KV head."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 

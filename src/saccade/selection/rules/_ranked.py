@@ -1,7 +1,5 @@
 """What rules share that keep a varying number of the best tokens: the ranking, the softmax and the buffer."""
 
-from __future__ import annotations
-
 from abc import abstractmethod
 from typing import ClassVar
 

@@ -1,7 +1,5 @@
 """A row's first and last tokens inside a rule's sets: sinks and a recent window, as in LycheeDecode's code."""
 
-from __future__ import annotations
-
 from abc import abstractmethod
 from dataclasses import dataclass
 

@@ -1,7 +1,5 @@
 """A share of the row: the set grows with the sequence (ReSA, equation 4; LycheeDecode, section 4.2.2)."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import cache

@@ -1,7 +1,5 @@
 """Every token above a given probability (LycheeDecode, section 4.4.1)."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from torch import Tensor

@@ -1,7 +1,5 @@
 """A fixed number of tokens: the best by score (TidalDecode, Quest)."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import torch

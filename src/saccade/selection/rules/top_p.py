@@ -1,7 +1,5 @@
 """As many tokens as hold a given attention mass (LycheeDecode, section 4.4.1)."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from torch import Tensor

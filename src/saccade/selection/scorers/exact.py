@@ -1,7 +1,5 @@
 """Exact scores: q·k of every cached token, which dense attention computes anyway (TidalDecode, section 3.1)."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import torch

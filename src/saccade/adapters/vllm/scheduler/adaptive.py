@@ -1,7 +1,5 @@
 """A vLLM scheduler that drafts as many tokens as pay, none included; whatever it says, answers are the same."""
 
-from __future__ import annotations
-
 from time import perf_counter
 from typing import Any
 

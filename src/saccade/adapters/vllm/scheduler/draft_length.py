@@ -1,7 +1,5 @@
 """How many tokens to draft before the next dense pass: from what cycles took, and how many of their drafts stood."""
 
-from __future__ import annotations
-
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Tokens that need not be sent to a worker, since they lie where it looks for them."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from typing import Any
 

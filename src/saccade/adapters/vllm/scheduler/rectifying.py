@@ -7,8 +7,6 @@ A worker tells sparse from dense by what it sees of a step: one token behind the
 opted out), anything else is dense. This file counts by the same rule.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 from vllm.v1.core.sched.async_scheduler import AsyncScheduler

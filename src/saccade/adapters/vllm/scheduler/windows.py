@@ -1,7 +1,5 @@
 """Windows beside rectification: vLLM frees what lies before a window, and a dense pass takes tokens back."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 

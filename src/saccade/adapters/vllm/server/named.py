@@ -1,7 +1,5 @@
 """Names and files that a server is told, looked up before an engine starts: without them it would end behind it."""
 
-from __future__ import annotations
-
 from argparse import Namespace
 from collections.abc import Iterator
 from pathlib import Path

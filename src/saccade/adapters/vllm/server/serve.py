@@ -3,8 +3,6 @@
 This module imports vLLM only when it is called: what vLLM and prometheus_client read from the environment comes first.
 """
 
-from __future__ import annotations
-
 import copy
 import errno
 import logging

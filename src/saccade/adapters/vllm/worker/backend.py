@@ -1,7 +1,5 @@
 """What our subclasses of vLLM's backends have in common: they split rows, write bounds and decode through `attend`."""
 
-from __future__ import annotations
-
 from abc import abstractmethod
 from collections.abc import Callable
 from functools import cache, cached_property

@@ -1,7 +1,5 @@
 """One forward pass of one new token per row, as a CUDA graph holds it: all it reads lies where its capture found it."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

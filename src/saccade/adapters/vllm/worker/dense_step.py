@@ -1,7 +1,5 @@
 """One forward pass of a lossless engine's target: vLLM's own kernel serves all rows, drafts to verify among them."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

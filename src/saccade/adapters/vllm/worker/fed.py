@@ -1,7 +1,5 @@
 """Token ids of the requests in the slots of an index, read where vLLM keeps them."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 
 import torch

@@ -1,7 +1,5 @@
 """The worker of a lossless engine, named by `--worker-cls`: its model runner drafts with the model that it serves."""
 
-from __future__ import annotations
-
 import logging
 from typing import Any
 

@@ -1,7 +1,5 @@
 """One forward pass: which rows vLLM's own kernel serves and which decode under the policy; prepared once."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from itertools import accumulate
 from typing import Any

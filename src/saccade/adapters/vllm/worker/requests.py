@@ -1,7 +1,5 @@
 """What a worker knows of each request of the batch: vLLM tells its logits processors, and for that alone we are one."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from sys import getrefcount

@@ -1,7 +1,5 @@
 """Memory for indexes in slots, set aside on a device while the model is made: vLLM measures what is left behind."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
 from typing import Any
 

@@ -1,7 +1,5 @@
 """In which steps recall is measured, and of which rows: evenly spread, without chance."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 from ....decode.capture import KeptSteps

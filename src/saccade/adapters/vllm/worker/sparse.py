@@ -1,7 +1,5 @@
 """Which rows of a step decode under the policy, and on what state."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any

@@ -1,7 +1,5 @@
 """Drafts by the target itself: forward passes of one token a row under the policy; vLLM's next step verifies them."""
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Callable
 from copy import copy

@@ -1,7 +1,5 @@
 """vLLM's attention metadata of a step, as our layers read it."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any

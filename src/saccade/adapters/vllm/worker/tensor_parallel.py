@@ -1,7 +1,5 @@
 """Tensor parallelism: each rank decides for its own heads, but one set for all heads needs every rank's scores."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass, field
 

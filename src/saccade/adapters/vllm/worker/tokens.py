@@ -1,7 +1,5 @@
 """Where the tokens of some rows lie in a step's flat batch: layers read and write them there."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any

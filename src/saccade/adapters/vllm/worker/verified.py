@@ -1,7 +1,5 @@
 """Requests of a lossless engine in the slots of an index, which drafts enter once they are verified for sure."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Any
 

@@ -1,7 +1,5 @@
 """What all attention layers of one worker share, from the first layer on; made whole when that layer asks."""
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, field
