@@ -14,6 +14,9 @@ def compare(
     texts: Annotated[int, count("Texts that share no token.")] = 40,
     asked: Annotated[int, count("Questions about each, at most as many as its facts.")] = 12,
     task: Annotated[str, words("NAME", "How facts are stated: kv, several, listing, records or passkey.")] = "kv",
+    methods: Annotated[
+        str | None, words("NAME,NAME", "Methods beside dense attention and quest. Default: all.")
+    ] = None,
     plain: Annotated[int, count("Texts of code, and of prose, whose next tokens are judged; 0: none.", 0)] = 8,
     output_dir: Annotated[Path, words("DIR", "Folder; an interrupted run goes on there.")] = Path("results/compared"),
     device: Device = "auto",
@@ -47,8 +50,9 @@ def compare(
     quiet_libraries()
     study = Study(model, output_dir, device, dtype, threads)
     sizes = parse_budgets(budgets)
-    check(study, sizes, context, task, asked, plain)
-    arms = arms_of(study, sizes, context)
+    named = methods.split(",") if methods else []
+    check(study, sizes, context, task, asked, plain, named)
+    arms = arms_of(study, sizes, context, named)
     asking = Questions(tuple(arms), task, (context, context), texts, asked, seed=seed)
     going_on = plain_texts(arms, context, plain, seed)
     units = asking.units(study)  # which makes every policy: what one refuses is told before a file is touched

@@ -10,16 +10,18 @@ from saccade.report.wording import NOTHING, Row, frame, grouped
 
 PAIRED = {"less_quest": "minus `quest`", "loss_above_dense": "loss above dense"}
 """Differences text by text, and what tables call them."""
+_VARIED = ("dense_layers=", "cluster_size=", "sinks=")
+"""Options of arms that the short table leaves out."""
 _SHARES = ("ratio=", "min_pages=")
 """What stands for a budget in the specs of a method that keeps a share."""
 
 
 def short(results: Mapping[str, Any]) -> list[str]:
-    """A row for each method: right answers and what is read at every budget, without arms that vary `dense_layers`."""
+    """A row for each method: right answers and what is read at every budget, without arms that vary an option."""
     budgets, body = _budgets(results), []
     heads = ["paper", "policy", *(f"right at {budget:,}" for budget in budgets), "cache read, index too"]
     for name, own in _by_method(results).items():
-        if "dense_layers" not in name and "cluster_size" not in name:
+        if not any(option in name for option in _VARIED):
             at = [own.get(budget, own.get(None)) for budget in budgets]
             read = [f"{row['cache_read']:.0%}" for row in at if row]
             paper = describe(next(iter(own.values()))["policy"]).source

@@ -27,17 +27,26 @@ SHARES = ("resa:ratio={},min_pages=1", "resa:ratio={},min_pages=1,dense_layers=2
 """Of a method that keeps a share of the row: the budget's share of the context; the question comes on top."""
 DECODED = 128
 """Tokens at the end of a plain text that are decoded with its own tokens."""
-ROLES = "lychee_decode:budget={}"
-"""Of a method that needs roles of heads: left out for a model without."""
+ROLES = ("lychee_decode:budget={}", "lychee_decode:budget={},sinks=0,window=0")
+"""Of a method that needs roles of heads, with the authors' frame and by the paper's letter; not of a model without."""
+METHODS = tuple(dict.fromkeys(arm.partition(":")[0] for arm in (*ARMS, *ROLES, *SHARES)))
 
 
-def check(study: Study, budgets: Sequence[int], context: int, task: str, asked: int, plain: int) -> None:
+def check(
+    study: Study, budgets: Sequence[int], context: int, task: str, asked: int, plain: int, methods: Sequence[str]
+) -> None:
     """Refuse what suits neither the model nor each other.
 
     Raises:
-        SaccadeError: an unknown task, more questions than a text has facts, a context that the model has no positions
-            for or that is too short for plain texts, or a budget that is no smaller than it.
+        SaccadeError: an unknown task or method, one that needs roles of a model without, more questions than a text has
+            facts, a context that the model has no positions for or that is too short for plain texts, or a budget that
+            is no smaller than it.
     """
+    for name in methods:
+        if name not in METHODS:
+            raise SaccadeError(f"--methods {name!r} is not valid; {', '.join(METHODS)} are{meant(name, METHODS)}")
+        if ROLES[0].startswith(name) and not _has_roles(study):
+            raise SaccadeError(f"--methods {name}: the recipe beside the model has no roles; `saccade calibrate heads`")
     if task not in TASKS:
         raise SaccadeError(f"--task {task!r} is not valid; {', '.join(TASKS)} are{meant(task, TASKS)}")
     if asked > (most := needles_in(task, context)):
@@ -50,14 +59,20 @@ def check(study: Study, budgets: Sequence[int], context: int, task: str, asked: 
         raise SaccadeError(f"--context {context} is not valid beside --plain: more than the {DECODED} tokens decoded")
 
 
-def arms_of(study: Study, budgets: Sequence[int], context: int) -> dict[str, int | None]:
-    """Arms, each with its budget; dense attention has none."""
-    given = (*ARMS, ROLES) if study.recipe is not None and study.recipe.roles is not None else ARMS
+def arms_of(study: Study, budgets: Sequence[int], context: int, methods: Sequence[str]) -> dict[str, int | None]:
+    """Arms of these methods, or of all, each with its budget; dense attention has none. `quest` is always there."""
+    wanted = {*methods, "quest"} if methods else {*METHODS}
     arms: dict[str, int | None] = {DENSE: None}
     for budget in budgets:
-        arms |= dict.fromkeys((arm.format(budget) for arm in given), budget)
-        arms |= dict.fromkeys((arm.format(f"{budget / context:.6g}") for arm in SHARES), budget)
+        sizes = dict.fromkeys((*ARMS, *(ROLES if _has_roles(study) else ())), f"{budget}")
+        sizes |= dict.fromkeys(SHARES, f"{budget / context:.6g}")
+        given = {arm: size for arm, size in sizes.items() if arm.partition(":")[0] in wanted}
+        arms |= dict.fromkeys((arm.format(size) for arm, size in given.items()), budget)
     return arms
+
+
+def _has_roles(study: Study) -> bool:
+    return study.recipe is not None and study.recipe.roles is not None
 
 
 def plain_texts(arms: Iterable[str], context: int, texts: int, seed: int) -> Continuation | None:

@@ -44,13 +44,13 @@ def test_rows_are_means_of_the_samples_in_pairs(
     results: dict[str, Any] = json.loads(file.read_text())
     rows = {row["spec"]: row for row in results["rows"]}
     head, *samples = map(json.loads, (out / "samples.jsonl").read_text().splitlines())
-    assert head["settings"]["lengths"] == [160, 160] and len(samples) == 3 * len(rows) == 3 * 15
+    assert head["settings"]["lengths"] == [160, 160] and len(samples) == 3 * len(rows) == 3 * 16
     right = {(one["spec"], one["problem"]): sum(one["right"]) / 2 for one in samples}
     pages = [right["quest:budget=48", text] for text in range(3)]
     for spec, row in rows.items():
         own = [right[spec, text] for text in range(3)]
         assert (row["n"], row["texts"], row["correct"]) == (6, 3, sum(own) * 2)
-        assert row["right"] == pytest.approx(sum(own) / 3) and spec in done.stdout.replace("\n", "")
+        assert row["right"] == pytest.approx(sum(own) / 3) and spec.partition(",roles=")[0] in done.stdout
         if spec in ("dense", "quest:budget=48"):
             assert "less_quest" not in row
         else:
@@ -77,7 +77,20 @@ def test_rows_are_means_of_the_samples_in_pairs(
 
 def test_a_model_without_roles_has_no_arm_of_roles(model_folder: Path, tmp_path: Path) -> None:
     study = Study(str(known(model_folder, tmp_path / "known", None)), tmp_path / "out", "cpu")
-    assert not [arm for arm in arms_of(study, (48, 64), 256) if arm.startswith("lychee_decode")]
+    assert not [arm for arm in arms_of(study, (48, 64), 256, ()) if arm.startswith("lychee_decode")]
+
+
+def test_methods_are_chosen(fails: Fails, model_folder: Path, tmp_path: Path) -> None:
+    study = Study(str(known(model_folder, tmp_path / "known", ROLES)), tmp_path / "out", "cpu")
+    letter = "lychee_decode:budget=48,sinks=0,window=0"
+    assert letter in arms_of(study, (48,), 256, ())
+    asked = arms_of(study, (48,), 256, ("lychee_decode", "resa"))
+    shares = ["resa:ratio=0.1875,min_pages=1", "resa:ratio=0.1875,min_pages=1,dense_layers=2"]
+    quest = ["quest:budget=48", "quest:budget=48,heads=query"]
+    assert list(asked) == ["dense", *quest, "lychee_decode:budget=48", letter, *shares]
+    without = known(model_folder, tmp_path / "without", None)
+    for name, said in (("quests", "did you mean quest?"), ("lychee_decode", "beside the model has no roles")):
+        assert said in fails("compare", "--model", without, *ASK, "--methods", name, "--output-dir", tmp_path / "out")
 
 
 def test_nobody_calibrated_is_refused(fails: Fails, model_folder: Path, tmp_path: Path) -> None:
