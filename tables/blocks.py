@@ -115,6 +115,11 @@ BLOCKS: Mapping[str, Made] = {
     "serve-h200-adaptive": _speed("serve_h200_adaptive"),
     "serve-h200-rejected": _speed("serve_h200_rejected"),
     "serve-h200-qwen3": _speed("serve_h200_qwen3"),
+    "serve-h200-glm": _speed("serve_h200_glm"),
+    "serve-h200-glm-ceiling": Made(
+        partial(serving.ceiling, least=serving.SHORT), "serve_h200_glm", "saccade bench serve"
+    ),
+    "agent-h200": Made(partial(serving.day, file="agent_h200"), "agent_h200", "python -m benchmarks agent"),
     "serve-h200-fp8": _speed("serve_h200_fp8"),
     "serve-h200-gemma3": _speed("serve_h200_gemma3"),
     "serve-h200-gemma3-ceiling": Made(serving.ceiling, "serve_h200_gemma3", "saccade bench serve"),

@@ -9,6 +9,7 @@ from .page import Results, Row, named, told
 
 SHORT = 4096
 """Tokens up to which a row is short: there is little to save."""
+_CUT_OFF = "The run was cut off before stock came again: how much it drifted is not known."
 
 
 def size(tokens: int) -> str:
@@ -56,7 +57,7 @@ def speed(results: Results, file: str) -> list[str]:
     if void:
         lines += ["", f"Stock's two runs differ too much for a comparison at {', '.join(void)}."]
     if results["environment"]["device"] != "cpu" and STOCK_AGAIN not in results.get("engines", {}):
-        lines += ["", "The run was cut off before stock came again: how much it drifted is not known."]
+        lines += ["", _CUT_OFF]
     command = results.get("command", "saccade bench serve")
     ran = {f"vLLM {one['vllm']}, model runner {one['model_runner']}" for one in results.get("engines", {}).values()}
     parts = [f"{results['shape']} with random weights", *sorted(ran)]
@@ -110,14 +111,40 @@ def load(results: Results, file: str, command: str | None = None) -> list[str]:
     return [*lines, "", f"{', '.join(parts)}, {told(results['environment'], command or results['command'], file)}"]
 
 
-def ceiling(results: Results) -> list[str]:
-    """Shares of what the bytes allow, at the longest contexts."""
+def day(results: Results, file: str) -> list[str]:
+    """An agent's day: how long it takes and tokens per second while rows decode, in brackets over stock's."""
+    rows = results["rows"]
+    names = {**named([row["policy"] for row in rows]), "stock": "stock vLLM", STOCK_AGAIN: "stock vLLM, last"}
+    head = ["conversations", "", "the day, s", "tokens per s, decoding", "while no prompt waits", "first token, s"]
+    body = []
+    for row in rows:
+        over = "" if row["void"] or row["policy"].startswith("stock") else " ({:.2f})"
+        times = (
+            ("seconds", "day_over_stock"),
+            ("tokens_per_second", "over_stock"),
+            ("alone_tokens_per_second", "alone_over_stock"),
+        )
+        cells = [f"{row[one]:.0f}{over.format(row[ratio])}" for one, ratio in times]
+        first, *_, last = row["cached_tokens"]
+        cells += [f"{row['first_ms'] / 1e3:.3f}", f"{first:,.0f} to {last:,.0f}"]
+        body.append([str(row["conversations"]), names[row["policy"]], *cells])
+    lines = table([*head, "cached of a prompt, first turn to last"], body)
+    lines += [line for note in results["notes"] for line in ("", f"{note[0].upper()}{note[1:]}.")]
+    if STOCK_AGAIN not in results["engines"]:
+        lines += ["", _CUT_OFF]
+    ran = {f"vLLM {one['vllm']}" for one in results["engines"].values()}
+    parts = [f"{results['shape']} with random weights", *sorted(ran)]
+    return [*lines, "", f"{', '.join(parts)}, {told(results['environment'], results['command'], file)}"]
+
+
+def ceiling(results: Results, least: int | None = None) -> list[str]:
+    """Shares of what the bytes allow, at contexts of at least so many tokens; by default at the longest ones."""
     chosen = policies(results)
-    longest = max(context for context, _ in points(results))
+    least = least or max(context for context, _ in points(results))
     body = [
         [f"{size(context)} × {batch}", *(f"{rows[one]['share_of_ceiling']:.0%}" for one in chosen)]
         for (context, batch), rows in points(results).items()
-        if context == longest
+        if context >= least
     ]
     return table(["context × batch", *named(chosen).values()], body)
 

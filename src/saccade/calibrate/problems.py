@@ -85,10 +85,10 @@ class Problems(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Style:
-    """How a task states a needle, asks for `several` and answers; the most needles of a text, the tokens of each."""
+    """How a task states a needle and asks for `several`; the most needles of a text, the tokens of each."""
 
     state: Callable[[Fact], str]
-    ask: Callable[[Fact], str]
+    ask: Callable[..., str]
     end: str = "."
     values: Callable[[Sequence[Fact], numpy.random.Generator], Sequence[Fact]] = lambda facts, _: facts
     most: int = 24
@@ -114,16 +114,13 @@ STYLES = {
         most=RECORDS,
         tokens=60,
     ),
-    "several": Style(
-        sentence,
-        lambda f: f"\n\nQuestion: What are the codes of the {f.key}?\nAnswer: The codes of the {f.key} are",
-        several=3,
-    ),
+    "several": Style(sentence, question, several=3),
 }
 
 
-def _joined(facts: Sequence[Fact]) -> Fact:
-    return Fact(" and the ".join(fact.key for fact in facts), " and ".join(fact.value for fact in facts))
+def _answer(first: Fact, *others: Fact) -> str:
+    """The first one's value, and then the other sentences, each with its end but the last."""
+    return ". ".join((first.value, *(sentence(other)[:-1] for other in others)))
 
 
 def needles_in(task: str, length: int) -> int:
@@ -200,8 +197,9 @@ class NeedleProblems:
         adjective, noun, word = (max(words, key=self._size) for words in (ADJECTIVES, NOUNS, (*ADJECTIVES, *NOUNS)))
         number = max((4 * str(digit) for digit in range(1, 10)), key=self._size)
         value = " ".join([word] * PASSKEY_WORDS) if self.task == "passkey" else number
-        sample = _joined([Fact(f"{adjective} {noun}", value)] * STYLES[self.task].several)
-        return self._size(f"{STYLES[self.task].ask(sample)} {sample.value}{STYLES[self.task].end}") + _SLACK
+        style = STYLES[self.task]
+        sample = [Fact(f"{adjective} {noun}", value)] * style.several
+        return self._size(f"{style.ask(*sample)} {_answer(*sample)}{style.end}") + _SLACK
 
     def _size(self, text: str) -> int:
         return len(encode(self.tokenizer, f" {text}"))
@@ -216,8 +214,8 @@ class NeedleProblems:
             return None
         asks = []
         for index in rng.permutation(len(facts))[: self.asked]:
-            asked = _joined([facts[(index + further) % len(facts)] for further in range(style.several)])
-            said = (style.ask(asked), f" {asked.value}", style.end)
+            asked = [facts[(index + further) % len(facts)] for further in range(style.several)]
+            said = (style.ask(*asked), f" {_answer(*asked)}", style.end)
             prompt, answer, end = (encode(self.tokenizer, each) for each in said)
             asks.append(Ask(prompt, answer, spans[index] if style.several == 1 else None, end))
         return Problem(text.tokens, tuple(asks))

@@ -46,9 +46,10 @@ def sentence(fact: Fact) -> str:
     return f"The code of the {fact.key} is {fact.value}."
 
 
-def question(fact: Fact) -> str:
-    """A question and, as in RULER, the beginning of its answer, which restates the key."""
-    return f"\n\nQuestion: What is the code of the {fact.key}?\nAnswer: The code of the {fact.key} is"
+def question(first: Fact, *others: Fact) -> str:
+    """A question and, as in RULER, the beginning of its answer, which restates the first key."""
+    keys = ", of the ".join(fact.key for fact in (first, *others))
+    return f"\n\nQuestion: What is the code of the {keys}?\nAnswer: The code of the {first.key} is"
 
 
 def make_facts(count: int, rng: numpy.random.Generator, split: Split = "train") -> list[Fact]:
