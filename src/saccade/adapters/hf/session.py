@@ -130,19 +130,16 @@ class Session:
             self.state.history.prompt = call.past + call.prompt
         self._start(call, [])
 
-    def begin_fixed(self, slots: Tensor, rows: Rows) -> None:
-        """Start a call whose lengths only the device knows: one decoded token per row, or a pass over the last ones.
+    def begin_on(self, rows: Rows, slots: Tensor | None = None) -> None:
+        """Start a call on `rows` as they are behind it: one decoded token per row, or a pass over the last ones.
 
-        To the host every such call ends at the bound: all have the same shapes, and an index as many tokens to take in.
-        `slots` are int64 `[n]`, where every layer puts the tokens; `rows` are as behind the call, their `bounds` None.
-        How far the cache is clean, `Upkeep` has noted.
+        `slots`, int64 `[n]`, are where every layer puts the tokens if only the device knows lengths; the `bounds` of
+        rows are None then. To the host every such call ends at the bound: all have the same shapes, and an index as
+        many tokens to take in. How far the cache is clean, `Upkeep` has noted.
         """
-        count, again = slots.shape[0], slots.shape[0] > 1
+        count = 1 if slots is None else slots.shape[0]
+        again = count > 1
         self._start(Call(rows.max_len - count, count, count if again else 0, again, slots=slots), [rows])
-
-    def begin_shared(self, rows: Rows) -> None:
-        """Start a step of rows that share a text's pages; each decodes one token."""
-        self._start(Call(rows.max_len - 1, 1, 0), [rows])
 
     def permute(self, layer: int, rows: Tensor) -> None:
         """Let batch row `i` of a layer continue what row `rows[i]` was (beam search, batch selection)."""

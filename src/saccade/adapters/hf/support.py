@@ -177,8 +177,6 @@ def _structure(model: Any) -> list[str]:
         return [f"found {len(modules)} plain attention layers for {len(full)} decoder layers"]
     if own := _own_attention(decoder, modules):
         return [own]
-    if not attention_modules(decoder):
-        return [f"its get_decoder() gives its {type(decoder).__name__}, which has no attention layer"]
     sharing = [module.layer_idx for module in modules if getattr(module, "is_kv_shared_layer", False)]
     if sharing != [layer for layer in full if layer in shape.sources]:
         return [f"its layers {sharing} share a KV cache, which its configuration does not say of these"]

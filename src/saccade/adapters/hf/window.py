@@ -115,8 +115,7 @@ class RewindingWindow(DynamicSlidingWindowLayer):
 
     def _show(self) -> None:
         start, stop = self.cumulative_length - self._visible, self.cumulative_length
-        first = self._first
-        self.keys, self.values = (states[:, :, max(start - first, 0) : stop - first] for states in self._held)
+        self.keys, self.values = self._between(start, stop)
         self._shown = self.keys
 
     def _change(self, change: Callable[[Tensor], Tensor]) -> None:
