@@ -103,7 +103,8 @@ class RectifyingScheduler(Scheduler):
         for request in self.running:
             unclean = self._unclean(request)
             new = _length(request) - request.num_computed_tokens
-            if request.num_output_placeholders and _length(request) >= self._most(request):
+            most = min(request.num_prompt_tokens + request.max_tokens, self.max_model_len)
+            if request.num_output_placeholders and _length(request) >= most:
                 # Its last token is on its way.
                 continue
             if new == 1 and self._phase.due(unclean) and request.num_computed_tokens >= self._covered:
@@ -204,10 +205,6 @@ class RectifyingScheduler(Scheduler):
             return
         if session.num_computed_tokens > max(known, self._covered):
             session.num_computed_tokens = known
-
-    def _most(self, request: Request) -> int:
-        """Tokens that a request may come to."""
-        return min(int(request.num_prompt_tokens + request.max_tokens), int(self.max_model_len))
 
     def _unclean(self, request: Request) -> int:
         """How many of its last slots sparse steps wrote; 0 while the prompt is computed."""

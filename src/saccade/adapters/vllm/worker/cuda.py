@@ -86,7 +86,7 @@ class SaccadeFlashBuilder(SparseBuilder, FlashAttentionMetadataBuilder):
 
     def update_draft_decode_metadata(self, metadata: Step) -> None:
         """Bring a step up to rows that have grown on the device."""
-        sparse = metadata.usual.sparse
+        sparse = metadata.sparse
         assert self._decode_steps is not None and sparse is not None, "this is said not to be supported"
         if self.sparse.serving.plan.bounds_page is not None:
             self._decode_steps.latest(sparse.rows)
