@@ -39,11 +39,8 @@ def register() -> None:
 
 
 def stock_of(module: Any, implementation: str) -> Callable[..., Any]:
-    """The function that an attention module was left to before: its model's eager one, or sdpa for what reads masks.
-
-    Raises:
-        UnsupportedModelError: if the model's code has no such function.
-    """
+    """The function that an attention module was left to before: its model's eager one, or an UnsupportedModelError if
+    its code has none; or sdpa for what reads masks."""
     if not is_eager(module, implementation):
         return sdpa_attention_forward
     eager: Callable[..., Any] | None = getattr(sys.modules[type(module).__module__], "eager_attention_forward", None)

@@ -43,11 +43,8 @@ def refuse_unsupported(model: Any) -> None:
 
 
 def refuse_generation(model: Any, given: Mapping[str, Any]) -> None:
-    """Raise for what `generate` is asked for and selection cannot honour, before transformers makes anything of it.
-
-    Raises:
-        UnsupportedModelError: for a cache that is quantised or kept elsewhere, or none at all.
-    """
+    """Raise an UnsupportedModelError, before transformers makes anything of it, for what `generate` is asked for and
+    selection cannot honour: a cache that is quantised or kept elsewhere, none at all, or drafts of few layers."""
     places = given, vars(given.get("generation_config") or model.generation_config)
     kind, uses = (next((v for place in places if (v := place.get(name)) is not None), None) for name in _CACHES)
     if isinstance(kind, str) and ("offloaded" in kind or kind in ("quantized", "paged")):

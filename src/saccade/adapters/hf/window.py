@@ -53,11 +53,7 @@ class RewindingWindow(DynamicSlidingWindowLayer):
         return keys, values
 
     def end_at(self, slots: int) -> None:
-        """Show the window before slot `slots`: hide what lies behind, or show again what was hidden.
-
-        Raises:
-            RuntimeError: for a window that is not held any more.
-        """
+        """Show the window before slot `slots`, what was hidden included; a RuntimeError if it is not held any more."""
         if slots == self.cumulative_length:
             return
         self._see()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from vllm.v1.core.single_type_kv_cache_manager import FullAttentionManager
@@ -70,11 +70,13 @@ class SaccadeAttentionSpec(FullAttentionSpec):
 
     def copy_with_new_block_size(self, block_size: int) -> SaccadeAttentionSpec:
         """The same with pages of another size; what lies behind the keys grows and shrinks with them."""
-        resized = replace(self, block_size=block_size, page_size_padded=None)
+        resized: SaccadeAttentionSpec = replace_as(self, type(self), block_size=block_size, page_size_padded=None)
         if self.page_size_padded is None:
             return resized
         extra = -(-self.extra_page_bytes * block_size // self.block_size)
-        return replace(resized, page_size_padded=resized.unpadded_page_size_bytes + extra)
+        page = resized.unpadded_page_size_bytes + extra
+        padded: SaccadeAttentionSpec = replace_as(resized, type(self), page_size_padded=page)
+        return padded
 
     @classmethod
     def merge(cls, specs: list[Any]) -> SaccadeAttentionSpec:

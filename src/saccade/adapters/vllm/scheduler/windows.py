@@ -9,11 +9,8 @@ from ....errors import ServingError
 
 
 def holding(kv_cache_config: Any, vllm_config: Any, reach: int) -> Any:
-    """The scheduler's view of a cache in which every window is kept as it was up to `reach` tokens ago.
-
-    Raises:
-        ServingError: if the longest request would then not fit, and wait for ever.
-    """
+    """The scheduler's view of a cache in which every window is kept as it was up to `reach` tokens ago; a ServingError
+    if the longest request would then not fit, and wait for ever."""
     longest, groups, needed = vllm_config.model_config.max_model_len, list[Any](), 0
     for group in kv_cache_config.kv_cache_groups:
         spec = group.kv_cache_spec
