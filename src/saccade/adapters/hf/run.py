@@ -32,7 +32,7 @@ from .cache import look_over
 from .call import Callers, Generate
 from .finding import Finding, tokenizer_of
 from .hook import ForwardHook, Guarded
-from .linear import NativeLinears
+from .linear import native_linears
 from .rectify import Rectifier
 from .upkeep import Upkeep
 from .verify import Verifier
@@ -216,7 +216,7 @@ class Run:
             for name in _BATCH_METHODS:
                 if hasattr(model, name):
                     self._set_attribute(model, name, partial(_refuse_batching, name))
-            self._undo.append(NativeLinears(model).restore)
+            self._undo += [one.restore for one in native_linears(model)]
             self._set_attribute(decoder, "forward", Guarded(decoder.forward, hook))
             self._undo.append(decoder.register_forward_pre_hook(hook.before, with_kwargs=True).remove)
             self._undo.append(decoder.register_forward_hook(hook.after, always_call=True).remove)
