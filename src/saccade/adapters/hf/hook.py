@@ -86,7 +86,11 @@ class ForwardHook:
             finally:
                 self.plan, self.look = (self.plan, look) if plan is None else (plan, None)
         if held is None:
-            if not self._uses_cache(module, kwargs) or self.own_cache:
+            given = kwargs.get("use_cache")
+            uses = bool(module.config.use_cache if given is None else given)
+            if not uses and (caller.decoding or caller.prompt is not None):
+                raise UnsupportedModelError(NO_CACHE)
+            if not uses or self.own_cache:
                 call = Call(0, queries, queries)
                 caller.feed(call)
                 self._enter(self._new_session()).begin(call)
@@ -200,14 +204,6 @@ class ForwardHook:
         state = DecodeState(self.plan, self.counters, self.observers, history=feed)
         final = Clean(Phase(None) if self.rectifier is None else self.rectifier.phase)
         return Session(state, final if earlier is None else final.at(earlier.final.boundary))
-
-    def _uses_cache(self, module: Any, kwargs: dict[str, Any]) -> bool:
-        given = kwargs.get("use_cache")
-        uses = bool(module.config.use_cache if given is None else given)
-        here = self.callers.here
-        if not uses and (here.decoding or here.prompt is not None):
-            raise UnsupportedModelError(NO_CACHE)
-        return uses
 
 
 @dataclass(slots=True, eq=False)

@@ -6,7 +6,7 @@ import inspect
 import logging
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -228,24 +228,18 @@ class Run:
             raise
 
     def _set_attribute(self, owner: Any, name: str, value: Any) -> None:
-        self._undo.append(_Attribute(owner, name, (owner.__dict__[name],) if name in owner.__dict__ else ()))
+        earlier = [owner.__dict__[name]] if name in owner.__dict__ else []
+        self._undo.append(partial(_give_back, owner, name, *earlier))
         owner.__dict__[name] = value
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class _Attribute:
-    """Gives an object's attribute its `earlier` value back, none if there was none.
+def _give_back(owner: Any, name: str, *earlier: Any) -> None:
+    """Give an object's attribute its `earlier` value back, none if there was none.
 
     Like all that a model is given here no closure: it is copied and pickled with the model, and then means the copy's.
     """
-
-    owner: Any
-    name: str
-    earlier: tuple[Any, ...]
-
-    def __call__(self) -> None:
-        self.owner.__dict__.pop(self.name, None)
-        self.owner.__dict__.update(zip((self.name,), self.earlier, strict=False))
+    owner.__dict__.pop(name, None)
+    owner.__dict__.update(zip((name,), earlier, strict=False))
 
 
 def sparsify(

@@ -16,7 +16,7 @@ from ...decode.state import DecodeState
 from ...errors import UnsupportedModelError
 from ...plans.rectify import Clean
 from ...types import KVView, Rows
-from .call import Call
+from .call import Anew, Call
 
 HIDES = -1e4  # what hides a token if it, or less, is added to its score
 
@@ -46,9 +46,6 @@ class Drafts:
     logits: Tensor
     mask: Any
     positions: Tensor | None
-
-    def __len__(self) -> int:
-        return self.tokens.shape[1]
 
     def take(self) -> Tensor:
         """The logits `[B, 1, V]` behind the next draft, which was fed."""
@@ -183,15 +180,12 @@ class Session:
         return steps
 
 
-class Latest:
+class Latest(Anew):
     """A run's latest session of any thread, which lives as long as its cache does, and what is to be known of it."""
 
     def __init__(self) -> None:
         self._weak: weakref.ref[Session] | None = None
         self._number, self._known = 0, tuple[int, float, Tensor | bool]((0, 0.0, False))
-
-    def __reduce__(self) -> tuple[type[Latest], tuple[()]]:
-        return Latest, ()  # of a copied model
 
     @property
     def session(self) -> Session | None:
@@ -217,13 +211,10 @@ class Latest:
             self._known = indexes.nbytes, indexes.build_seconds, session.state.history.unread
 
 
-class AtHand(threading.local):
+class AtHand(Anew, threading.local):
     """The session of a model's call at hand, in each thread its own: a call never leaves its thread."""
 
     session: Session | None = None
-
-    def __reduce__(self) -> tuple[type[AtHand], tuple[()]]:
-        return AtHand, ()  # of a copied model
 
 
 def _row_starts(mask: Tensor, call: Call) -> list[int]:

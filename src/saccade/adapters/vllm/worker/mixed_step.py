@@ -46,20 +46,18 @@ def written_in(common: Any, batch: Batch, page: int | None, searched: Sequence[i
     if page is None:
         return ()
     waits = common.block_table_tensor.is_cpu
-    rows = enumerate(zip(batch.queries, batch.lengths, strict=True))
+    told = enumerate(zip(batch.queries, batch.lengths, strict=True))
     single = [
-        row for row, (queries, length) in rows if queries == 1 and not (waits and length % page and row not in searched)
+        row for row, (queries, length) in told if queries == 1 and not (waits and length % page and row not in searched)
     ]
     several = [row for row, queries in enumerate(batch.queries) if queries > 1]
-    parts = ((single, 1), (several, common.max_query_len))
-    return tuple(_written_by(common, batch, rows, count) for rows, count in parts if rows)
-
-
-def _written_by(common: Any, batch: Batch, rows: list[int], count: int) -> Written:
-    queries = common.query_start_loc[1:] - common.query_start_loc[:-1]
-    table, lengths, queries = selected(rows, common.block_table_tensor, common.seq_lens, queries)
-    longest = None if table.is_cpu else common.max_seq_len
-    return Written(batch.rows(rows, table, lengths, longest=longest), lengths - queries, count)
+    written, longest = list[Written](), None if waits else common.max_seq_len
+    for rows, count in ((single, 1), (several, common.max_query_len)):
+        if rows:
+            new = common.query_start_loc[1:] - common.query_start_loc[:-1]
+            table, lengths, new = selected(rows, common.block_table_tensor, common.seq_lens, new)
+            written.append(Written(batch.rows(rows, table, lengths, longest=longest), lengths - new, count))
+    return tuple(written)
 
 
 def _only(common: Any, batch: Batch, rest: list[int], tokens: Tokens) -> Any:
