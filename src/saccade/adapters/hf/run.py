@@ -5,13 +5,15 @@ from __future__ import annotations
 import inspect
 import logging
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 from torch import Tensor
 
+from ...checkpoints.load import ModelSource
 from ...checkpoints.shape import shape_of_model
 from ...checkpoints.text import delimiter_table
 from ...checkpoints.versions import cache_argument
@@ -20,7 +22,7 @@ from ...decode.counters import Counters
 from ...decode.recall import RecallObserver
 from ...decode.state import Observer
 from ...decode.stats import Rectifications, RunStats
-from ...errors import AttachmentError, PolicyError, UnsupportedModelError
+from ...errors import AttachmentError, PolicyError, SaccadeError, UnsupportedModelError
 from ...methods.policy import Policy
 from ...plans.plan import Plan
 from ...recipes.kept import already_found
@@ -30,7 +32,7 @@ from ...text.feed import UNREAD
 from . import attention, support
 from .cache import look_over
 from .call import Callers, Generate
-from .finding import Finding, tokenizer_of
+from .finding import Finding
 from .hook import ForwardHook, Guarded
 from .linear import native_linears
 from .rectify import Rectifier
@@ -55,7 +57,10 @@ class Run:
         self._finding: Finding | None = None
         if plan.guessed == "reselect":
             shape = shape_of_model(model)
-            tokenizer = tokenizer or tokenizer_of(getattr(model, "name_or_path", None) or "")
+            folder = getattr(model, "name_or_path", None) or ""
+            if tokenizer is None and Path(folder).is_dir():
+                with suppress(SaccadeError):  # its files are not at hand
+                    tokenizer = ModelSource.locate(folder).tokenizer()
             callers = Callers()
             self._finding = Finding(model, policy, shape, tokenizer, callers)
             notes = (*plan.notes, self._finding.note)
