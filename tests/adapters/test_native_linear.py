@@ -15,7 +15,7 @@ from transformers import DynamicCache, PreTrainedModel
 
 import oracles
 import saccade
-from saccade.adapters.hf.linear import NativeLinears
+from saccade.adapters.hf.linear import NativeForward, native_linears
 from saccade.kernels._native import library as native
 from saccade.kernels.decode_linear.api import DecodeLinear
 
@@ -27,12 +27,17 @@ LINEARS = 4 * 7 + 1  # four layers and the head
 
 
 @contextmanager
-def native_products(model: Any) -> Iterator[NativeLinears]:
-    run = NativeLinears(model)
+def native_products(model: Any) -> Iterator[list[NativeForward]]:
+    taken = native_linears(model)
     try:
-        yield run
+        yield taken
     finally:
-        run.restore()
+        restore(taken)
+
+
+def restore(taken: list[NativeForward]) -> None:
+    for one in taken:
+        one.restore()
 
 
 def fresh(**changes: Any) -> PreTrainedModel:
@@ -86,8 +91,8 @@ def test_every_product_is_a_float32_sum_rounded_once(tied: bool, rows: int, call
                 assert abs(value - exact) <= before + 2.0**-8 * (abs(exact) + before)
         checked.append(module)
 
-    with native_products(model) as run:
-        assert run.count == LINEARS
+    with native_products(model) as taken:
+        assert len(taken) == LINEARS
         cache = DynamicCache()
         with torch.no_grad():
             model(tiny.prompt(30, rows), past_key_values=cache, use_cache=True)
@@ -103,16 +108,16 @@ def test_restore_leaves_nothing() -> None:
     model = fresh()
     before, (tokens, logits), prompt = traces(model), decode(model), tiny.prompt()
     forward = nn.Linear.forward
-    run = NativeLinears(model)
+    taken = native_linears(model)
     assert traces(model) != before
     with torch.no_grad():
         stock = model(prompt).logits
-    run.restore()
-    run.restore()
+    restore(taken)
+    restore(taken)
     assert traces(model) == before and nn.Linear.forward is forward
-    run, other = NativeLinears(model), partial(forward, model.lm_head)
+    taken, other = native_linears(model), partial(forward, model.lm_head)
     model.lm_head.forward = other
-    run.restore()
+    restore(taken)
     assert vars(model.lm_head).pop("forward") is other, "what somebody has set meanwhile stays"
     again, same = decode(model)
     assert torch.equal(tokens, again) and torch.equal(logits, same)
@@ -124,8 +129,8 @@ def test_calls_that_the_modules_answer_themselves(calls: list[int]) -> None:
     module = nn.Linear(16, 8).to(torch.bfloat16)
     model = nn.Sequential(module)
     x = torch.randn(8, 16).to(torch.bfloat16)
-    with native_products(model) as run, torch.no_grad():
-        assert run.count == 1
+    with native_products(model) as taken, torch.no_grad():
+        assert len(taken) == 1
         module(x)
         assert calls == [8]
         for other in (torch.randn(9, 16).to(torch.bfloat16), nn.Parameter(x)):
@@ -201,8 +206,8 @@ def test_modules_that_are_left_alone() -> None:
     normed = torch.nn.utils.parametrizations.weight_norm(linear())
     model = nn.ModuleList([linear(Other), linear(dtype=torch.float32), hooked, patched, strided, normed])
     before = traces(model)
-    with native_products(model) as run:
-        assert run.count == 0 and traces(model) == before
+    with native_products(model) as taken:
+        assert len(taken) == 0 and traces(model) == before
 
 
 def test_modules_that_peft_wraps_are_left_alone(calls: list[int]) -> None:
@@ -211,8 +216,8 @@ def test_modules_that_peft_wraps_are_left_alone(calls: list[int]) -> None:
     )
     model = peft.get_peft_model(fresh(), config).to(torch.bfloat16).eval()
     before = traces(model)
-    with native_products(model) as run:
-        assert run.count == 4 * 5
+    with native_products(model) as taken:
+        assert len(taken) == 4 * 5
         decode(model)
         assert len(calls) == 11 * 4 * 5
     assert traces(model) == before
@@ -222,8 +227,8 @@ def test_without_the_library(monkeypatch: pytest.MonkeyPatch) -> None:
     model = fresh()
     before = traces(model)
     monkeypatch.setattr(native, "library", lambda: None)
-    with native_products(model) as run:
-        assert run.count == 0 and traces(model) == before
+    with native_products(model) as taken:
+        assert len(taken) == 0 and traces(model) == before
 
 
 def test_with_a_policy() -> None:
@@ -233,8 +238,8 @@ def test_with_a_policy() -> None:
     with native_products(model), saccade.sparsify(model, "quest:page=4,budget=9"):
         inner = decode(model)
     run = saccade.sparsify(model, "quest:page=4,budget=9")
-    linears = NativeLinears(model)
+    taken = native_linears(model)
     outer = decode(model)
     run.restore()
-    linears.restore()
+    restore(taken)
     assert torch.equal(inner[1], outer[1]) and traces(model) == before

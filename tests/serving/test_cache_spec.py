@@ -81,10 +81,9 @@ def test_spec_keeps_the_layer_and_makes_room_behind_the_keys() -> None:
     spec = SaccadeAttentionSpec.of(replace(LAYER, max_tp_shards=2), RECTIFIED, 96, covered=16)
     assert (spec.num_kv_heads, spec.head_size, spec.dtype, spec.max_tp_shards) == (2, 8, torch.bfloat16, 2)
     assert (spec.unpadded_page_size_bytes, spec.page_size_padded, spec.page_size_bytes) == (PAGE, PAGE + 96, PAGE + 96)
-    assert (spec.policy, spec.covered, spec.rectified, spec.extra_page_bytes) == (RECTIFIED, 16, True, 96)
+    assert (spec.policy, spec.covered, spec.extra_page_bytes) == (RECTIFIED, 16, 96)
     bare = SaccadeAttentionSpec.of(LAYER, QUEST, covered=0)
-    assert (bare.page_size_padded, bare.page_size_bytes) == (None, PAGE)
-    assert (bare.extra_page_bytes, bare.rectified) == (0, False)
+    assert (bare.page_size_padded, bare.page_size_bytes, bare.extra_page_bytes) == (None, PAGE, 0)
     assert SaccadeAttentionSpec.of(replace(LAYER, page_size_padded=PAGE + 64), QUEST, covered=0).extra_page_bytes == 64
     assert spec.max_memory_usage_bytes(config()) == 512 // BLOCK * (PAGE + 96)
 

@@ -31,7 +31,7 @@ CLUSTERS = "lychee_cluster:form=paper,budget=64"
 
 def decode_step(engine: CudaEngine, rows: Sequence[Row]) -> Step:
     step = engine.prepared(engine.metadata(rows))
-    assert step.usual.sparse.rows.row_start.data_ptr() == engine.builder._decode_steps._starts.data_ptr()
+    assert step.sparse.rows.row_start.data_ptr() == engine.builder._decode_steps._starts.data_ptr()
     return step
 
 
@@ -49,9 +49,9 @@ def test_dense_layers_are_vllms_and_the_others_are_ours(monkeypatch: pytest.Monk
     step = decode_step(engine, [Row(0, 152), Row(3, 9)])
     parts = [step.part(layer) for layer in range(LAYERS)]
     assert [part.parent is step.dense and part.sparse is None for part in parts] == [True] * 2 + [False] * (LAYERS - 2)
-    assert all(part.parent is None and part.sparse is step.usual.sparse for part in parts[2:])
-    assert step.usual.sparse.tokens.where == slice(2)
-    assert step.dense.seq_lens.tolist() == step.usual.sparse.rows.seq_lens.tolist() == [152, 9]
+    assert all(part.parent is None and part.sparse is step.sparse for part in parts[2:])
+    assert step.sparse.tokens.where == slice(2)
+    assert step.dense.seq_lens.tolist() == step.sparse.rows.seq_lens.tolist() == [152, 9]
 
 
 def test_what_the_graph_reads_stays_where_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -63,12 +63,12 @@ def test_what_the_graph_reads_stays_where_it_is(monkeypatch: pytest.MonkeyPatch)
     for lengths in ((152, 99, 0), (301, 5, 0)):
         common.seq_lens.copy_(torch.tensor(lengths, dtype=torch.int32))
         step = engine.prepared(common)
-        named = tensors((step.usual.sparse.rows, step.written, step.usual.sparse.state.workspace))
+        named = tensors((step.sparse.rows, step.written, step.sparse.state.workspace))
         ours = [tensor for tensor in named if tensor.data_ptr() not in theirs]
         addresses.append([tensor.data_ptr() for tensor in ours])
         assert step.written[0].start.tolist() == [length - 1 for length in lengths]
-        assert step.usual.sparse.rows.max_len == MAX_LEN
-        assert step.usual.sparse.rows.bounds is None
+        assert step.sparse.rows.max_len == MAX_LEN
+        assert step.sparse.rows.bounds is None
     assert addresses[0] == addresses[1]
     # Row starts and flags, which the rows written to share; where each of these begins to be new; and the workspace.
     assert len(set(addresses[0])) == 4
@@ -92,10 +92,10 @@ def test_rows_outside_of_the_policy_are_whole(monkeypatch: pytest.MonkeyPatch) -
     engine.requests.rows[2] = RequestRow(sparse=False)
     rows = [Row(0, 152), Row(2, 103), Row(1, 33, 1, True), Row(3, 0, 0)]
     step = decode_step(engine, rows)
-    assert step.usual.sparse.rows.whole.tolist() == [False, True, True, False]
+    assert step.sparse.rows.whole.tolist() == [False, True, True, False]
     # The same memory says it of the next batch.
-    assert decode_step(engine, [Row(2, 104), Row(0, 153)]).usual.sparse.rows.whole.tolist() == [True, False]
-    assert step.usual.sparse.rows.whole.tolist() == [True, False, True, False]
+    assert decode_step(engine, [Row(2, 104), Row(0, 153)]).sparse.rows.whole.tolist() == [True, False]
+    assert step.sparse.rows.whole.tolist() == [True, False, True, False]
 
 
 def test_rows_that_model_runner_v2_does_not_tell_of_pad_the_batch(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -103,8 +103,8 @@ def test_rows_that_model_runner_v2_does_not_tell_of_pad_the_batch(monkeypatch: p
     common = engine.metadata([Row(0, 152), Row(3, 99), Row(1, 0, 0), Row(2, 0, 0)])
     common.is_prefilling, common.req_idx = common.is_prefilling[:2], common.req_idx[:2]
     step = engine.builder.build(0, common)
-    assert step.usual.sparse.rows.batch == 4
-    assert step.usual.sparse.rows.whole.tolist() == [False] * 4
+    assert step.sparse.rows.batch == 4
+    assert step.sparse.rows.whole.tolist() == [False] * 4
 
 
 def test_padding_changes_no_row_and_is_not_counted(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -233,11 +233,11 @@ def test_only_rows_that_decode_search_an_index(monkeypatch: pytest.MonkeyPatch) 
     engine.run(Row(3, 230, 230, True))
     step = decode_step(engine, [Row(1, 101), Row(2, 104), Row(3, 231), Row(0, 152), Row(0, 0, 0)])
     assert searched(engine) == [held[1].slot, nobody, engine.requests.rows[3].memory.slot, held[0].slot, nobody]
-    assert step.usual.sparse.rows.whole.tolist() == [False, True, False, False, False]
+    assert step.sparse.rows.whole.tolist() == [False, True, False, False, False]
     # What is prepared for a capture.
     step = decode_step(engine, [Row(0, 1), Row(1, 1)])
     assert searched(engine) == [nobody] * 2
-    assert step.usual.sparse.rows.whole.tolist() == [True, True]
+    assert step.sparse.rows.whole.tolist() == [True, True]
 
 
 def test_who_takes_a_slot_over_is_answered_as_in_a_new_engine(monkeypatch: pytest.MonkeyPatch) -> None:

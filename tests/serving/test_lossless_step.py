@@ -124,7 +124,7 @@ def test_what_verifies_stays_where_it_is_and_bounds_what_it_writes(monkeypatch: 
             DRAFTS + 1,
             common.block_table_tensor.data_ptr(),
         )
-        assert step.part(0).parent is step.part(11).parent is step.usual.parent
+        assert step.part(0).parent is step.part(11).parent is step.parent
         places.append((written.start.data_ptr(), written.rows.row_start.data_ptr()))
     assert places[0] == places[1]
     engine.layers_of(step, common, engine.random_qkv(3 * (DRAFTS + 1)))

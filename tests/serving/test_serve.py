@@ -61,7 +61,7 @@ def test_the_bundled_model_is_served_unless_another_is_named() -> None:
     assert args.attention_backend is AttentionBackendEnum.CUSTOM
     assert args.additional_config == {"saccade": server.options.to_dict()}
     assert (args.scheduler_cls, args.async_scheduling) == (None, None)
-    assert (server.block, server.address) == (32, "http://127.0.0.1:7")
+    assert (server.args.block_size, server.address) == (32, "http://127.0.0.1:7")
     assert made("--uds", "/tmp/socket").address == "unix:/tmp/socket"
     assert "12 layers" in server.shape and "float32" in server.shape
     assert made("--kv-cache-dtype", "fp8").shape == f"{server.shape}, cache in fp8"
@@ -69,7 +69,7 @@ def test_the_bundled_model_is_served_unless_another_is_named() -> None:
 
 def test_a_policy_that_reads_text_is_not_scheduled_ahead() -> None:
     server = made(policy="lychee_cluster:budget=96")
-    assert (server.args.scheduler_cls, server.args.async_scheduling, server.block) == (None, False, 32)
+    assert (server.args.scheduler_cls, server.args.async_scheduling, server.args.block_size) == (None, False, 32)
 
 
 def test_rectification_brings_its_scheduler() -> None:
@@ -93,7 +93,7 @@ def test_rectification_brings_its_scheduler() -> None:
 )
 def test_blocks_hold_whole_pages(policy: str, rest: tuple[str, ...], block: int) -> None:
     server = made(*rest, policy=policy)
-    assert (server.block, server.args.block_size) == (block, block)
+    assert server.args.block_size == block
 
 
 @pytest.mark.parametrize(("policy", "block"), [("quest:page=24,budget=96", 48), ("dense", None)])

@@ -105,7 +105,8 @@ def _print(server: Server) -> None:
 
     rectify = server.options.policy.rectify
     passes = "" if rectify is None else f", a dense pass after every {rectify.every} sparse steps"
-    blocks = "blocks as vLLM chooses" if server.block is None else f"blocks of {server.block} tokens"
+    block = server.args.block_size
+    blocks = "blocks as vLLM chooses" if block is None else f"blocks of {block} tokens"
     rows = [
         ("policy", str(server.options.policy)),
         *(("note", note) for note in server.notes),

@@ -18,7 +18,7 @@ from ...kernels.dense_pass.api import dense_pass
 from ...types import Softmax
 from .call import Call
 from .effect import require_shape
-from .session import AtHand, Session, lasting
+from .session import AtHand, lasting
 
 NAME, EAGER = "saccade", "saccade_eager"
 """What transformers knows us by; the second where a model's own attention is eager, which wants masks to add."""
@@ -39,11 +39,8 @@ def register() -> None:
 
 
 def stock_of(module: Any, implementation: str) -> Callable[..., Any]:
-    """The function that an attention module was left to before: its model's eager one, or sdpa for what reads masks.
-
-    Raises:
-        UnsupportedModelError: if the model's code has no such function.
-    """
+    """The function that an attention module was left to before: its model's eager one, or an UnsupportedModelError if
+    its code has none; or sdpa for what reads masks."""
     if not is_eager(module, implementation):
         return sdpa_attention_forward
     eager: Callable[..., Any] | None = getattr(sys.modules[type(module).__module__], "eager_attention_forward", None)
@@ -93,8 +90,15 @@ def attention_forward(
     stock: Callable[..., tuple[Tensor, None]] = getattr(module, STOCK_ATTRIBUTE, sdpa_attention_forward)
     if hasattr(module, STOCK_ATTRIBUTE) and not hasattr(module, SESSION_ATTRIBUTE):
         return stock(module, query, key, value, attention_mask, scaling=scaling, dropout=dropout, **kwargs)
-    session, total = _session(module), query.shape[2]
-    # A backward pass comes after other calls, perhaps in a thread of autograd's; gradients flow through prompts only.
+    at_hand: AtHand | None = getattr(module, SESSION_ATTRIBUTE, None)
+    # It runs checkpoints again, after other calls, perhaps in autograd's thread; gradients flow through prompts only.
+    backward, total = is_backward(), query.shape[2]
+    if at_hand is None or (at_hand.session is None and not backward):
+        raise AttachmentError(
+            f"a layer asks for the attention implementation {NAME!r}, but its model is not attached: use "
+            "saccade.sparsify(model, policy), call no part of it alone, and share neither layers nor configuration"
+        )
+    session = None if backward else at_hand.session
     call = Call(0, total, total) if session is None else session.call
     if kwargs.get("position_bias") is not None:
         raise UnsupportedModelError(f"layer {module.layer_idx} passes position_bias: {POSITION_BIAS}")
@@ -167,14 +171,3 @@ class _Decoded(torch.autograd.Function):
 def is_backward() -> bool:
     """Whether a backward pass runs checkpoints again."""
     return torch.is_grad_enabled() and torch._C._current_graph_task_id() != -1
-
-
-def _session(module: Any) -> Session | None:
-    """The session of the call that a layer takes part in; None in a backward pass, which runs checkpoints again."""
-    at_hand: AtHand | None = getattr(module, SESSION_ATTRIBUTE, None)
-    if at_hand is None or (at_hand.session is None and not is_backward()):
-        raise AttachmentError(
-            f"a layer asks for the attention implementation {NAME!r}, but its model is not attached: use "
-            "saccade.sparsify(model, policy), call no part of it alone, and share neither layers nor configuration"
-        )
-    return None if is_backward() else at_hand.session

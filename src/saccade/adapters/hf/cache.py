@@ -24,6 +24,7 @@ from .session import Session, lasting
 from .window import RewindingWindow
 
 MINIMUM_GROWTH = 256
+FED = "_saccade_fed"  # what `tell` has said of a cache
 _KEEPS_NOTHING: Any = getattr(cache_utils, "DummyLayer", ())
 
 
@@ -189,7 +190,6 @@ class IndexedStaticLayer(StaticLayer):
 
 # Of layers that a policy concerns no window is narrower than the model's positions, so these hold everything too.
 _WINDOWED = (DynamicSlidingWindowLayer, StaticSlidingWindowLayer)
-_FED = "_saccade_fed"
 _ADOPTED = (DynamicLayer, RoomyLayer, GrowingLayer, StaticLayer, IndexedStaticLayer, *_WINDOWED)
 
 
@@ -256,13 +256,7 @@ def _first(cache: Any) -> GrowingLayer | IndexedStaticLayer | None:
 
 def tell(cache: Any, ids: Tensor) -> None:
     """Say which tokens `[B, n]` a cache was filled with before a policy was attached; indexes of text read them."""
-    setattr(cache, _FED, ids)
-
-
-def told(cache: Any) -> Tensor | None:
-    """What `tell` has said of a cache."""
-    ids: Tensor | None = getattr(cache, _FED, None)
-    return ids
+    setattr(cache, FED, ids)
 
 
 def keeping_of(cache: Any) -> list[Any]:
@@ -282,12 +276,12 @@ def room(cache: Any) -> int | None:
     return first.max_cache_len - int(first.get_seq_length()) if isinstance(first, StaticLayer) else None
 
 
-def advance(cache: Any, starts: Tensor, again: int = 0) -> tuple[Tensor, Rows]:
+def advance(cache: Any, starts: Tensor, again: int = 0) -> tuple[Rows, Tensor]:
     """Make a static cache one token longer; its layers write that next, and the `again` tokens before it anew.
 
     Nothing is read from the device. The cache is filled and of transformers 5: its layers keep their length on the
-    device. `starts` are int32 `[B]`, the first real slot of each row. Gives the tokens' slots, int64 `[again + 1]`, and
-    the rows with all of them.
+    device. `starts` are int32 `[B]`, the first real slot of each row. Gives the rows with all of these tokens, and the
+    tokens' slots, int64 `[again + 1]`.
     """
     first = cache.layers[0]
     with lasting():
@@ -297,7 +291,7 @@ def advance(cache: Any, starts: Tensor, again: int = 0) -> tuple[Tensor, Rows]:
         rows = Rows(table, starts, (last + 1 - starts).int(), first.max_cache_len)
     # In one launch where the device allows it: each layer has a length of its own.
     torch._foreach_add_([layer.cumulative_length for layer in keeping_of(cache)], 1)
-    return slots, rows
+    return rows, slots
 
 
 def refuse_moving(cache: Any) -> None:
@@ -316,10 +310,8 @@ def refuse_moving(cache: Any) -> None:
 def install(cache: Any, session: Session, plan: Plan, reach: int | None = None) -> None:
     """Replace the layers of a cache that a plan concerns by ours, taking over what they hold.
 
-    `reach`: of all layers, the others included, that many of the last tokens can be taken back; None: nobody asks.
-
-    Raises:
-        UnsupportedModelError: for caches that keep KV in another form or place, or others that forget.
+    `reach`: of all layers, the others included, that many of the last tokens can be taken back; None: nobody asks. An
+    UnsupportedModelError for caches that keep KV in another form or place, or others that forget.
     """
     own = [layer for layer in range(len(plan.roles.layers)) if layer not in plan.sources]
     keeping = [layer for layer in own if plan.roles.layers[layer]]

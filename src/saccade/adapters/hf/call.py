@@ -102,15 +102,19 @@ class Caller:
             self.text.feed(call.queries, call.queries - asked.prompt, cache)
 
 
-class Callers:
+class Anew:
+    """What belongs to one model's calls: a copied or pickled model has another, as it is made."""
+
+    def __reduce__(self) -> tuple[type[Any], tuple[()]]:
+        return type(self), ()
+
+
+class Callers(Anew):
     """Whoever calls one model: each thread and each task knows its own, and `asyncio.to_thread` takes it along."""
 
     def __init__(self) -> None:
         self._known: ContextVar[Caller] = ContextVar("caller")
         self._blocks: list[tuple[FrameType, int] | None] = []
-
-    def __reduce__(self) -> tuple[type[Callers], tuple[()]]:
-        return Callers, ()  # of a copied model
 
     @property
     def here(self) -> Caller:

@@ -4,14 +4,12 @@ import logging
 import time
 from collections.abc import Iterable
 from dataclasses import dataclass
-from pathlib import Path
 from pydoc_data.topics import topics
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from ...checkpoints.load import ModelSource
 from ...errors import PolicyError, SaccadeError
 from ...methods.policy import Policy
 from ...plans.plan import candidates
@@ -149,11 +147,3 @@ class Finding:
         except (OSError, SaccadeError) as error:
             return f"; not kept: {error}"
         return "" if path is None else f"; kept in {path}"
-
-
-def tokenizer_of(model: str) -> Any:
-    """A model's own tokenizer; None where its files are not at hand."""
-    try:
-        return ModelSource.locate(model).tokenizer() if Path(model).is_dir() else None
-    except SaccadeError:
-        return None

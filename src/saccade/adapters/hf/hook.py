@@ -25,9 +25,6 @@ from .session import AtHand, Latest, Session, lasting
 from .shared import SharedRows
 from .support import COMPILED, NO_CACHE
 
-Inputs = tuple[tuple[Any, ...], dict[str, Any]]
-"""Of a call: by position, and by name."""
-
 
 @dataclass(slots=True, eq=False)
 class ForwardHook:
@@ -60,17 +57,16 @@ class ForwardHook:
     latest: Latest = field(default_factory=Latest)
     look: Callable[[Tensor, Any], Plan | None] | None = None
 
-    def before(self, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Inputs:
-        """Prepare a call of the decoder; the inputs that it is to run on."""
+    def before(self, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[()], dict[str, Any]]:
+        """Prepare a call of the decoder; the inputs that it is to run on, all by name."""
         try:
-            return self._begin(module, args, kwargs)
+            return (), self._begin(module, named(self.takes, self.kept, args, kwargs))
         except BaseException:
             # Torch calls nobody behind what a hook raises.
             self.leave()
             raise
 
-    def _begin(self, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Inputs:
-        args, kwargs = (), named(self.takes, self.kept, args, kwargs)
+    def _begin(self, module: Any, kwargs: dict[str, Any]) -> dict[str, Any]:
         _refuse_call(module, kwargs)
         require_known(self.kept, kwargs)
         # Layers that keep no keys leave all other positions out (transformers 5.24): right for a whole prompt alone.
@@ -79,10 +75,10 @@ class ForwardHook:
         held, caller = kwargs.get(self.kept), self.callers.calling()
         if caller.starts is not None:
             self._begin_fixed(held, caller.starts, batch, queries)
-            return args, kwargs
+            return kwargs
         if isinstance(held, SharedRows):
             self._begin_shared(held)
-            return args, kwargs
+            return kwargs
         if self.look is not None and tokens is not None and queries > 1 and self.at_hand.session is None:
             plan, look, self.look = None, self.look, None
             try:
@@ -90,11 +86,15 @@ class ForwardHook:
             finally:
                 self.plan, self.look = (self.plan, look) if plan is None else (plan, None)
         if held is None:
-            if not self._uses_cache(module, kwargs) or self.own_cache:
+            given = kwargs.get("use_cache")
+            uses = bool(module.config.use_cache if given is None else given)
+            if not uses and (caller.decoding or caller.prompt is not None):
+                raise UnsupportedModelError(NO_CACHE)
+            if not uses or self.own_cache:
                 call = Call(0, queries, queries)
                 caller.feed(call)
                 self._enter(self._new_session()).begin(call)
-                return args, kwargs
+                return kwargs
             # As the decoder would: without a configuration all layers keep everything.
             held = kwargs[self.kept] = DynamicCache(config=module.config if self.plan.roles.mixed else None)
         session = self.session_in(held)
@@ -118,11 +118,11 @@ class ForwardHook:
         caller.feed(call, session)
         if self.rectifier is None or caller.purpose == "draft":
             session.begin(call)
-            return args, kwargs
+            return kwargs
         kwargs = self.rectifier.begin(session, held, call, tokens, kwargs)
         if session.call.hidden:
             found.keep(session.call.past)
-        return (), kwargs
+        return kwargs
 
     def after(self, module: Any, args: tuple[Any, ...], output: Any) -> Any:
         """What the caller gets of a call's output; None if it has raised."""
@@ -174,28 +174,23 @@ class ForwardHook:
             raise UnsupportedModelError(
                 f"this call has {batch} x {queries} tokens; {promised} for each of {starts.shape[0]} rows was promised"
             )
-        self._enter(session).begin_fixed(*cache.advance(held, starts, again=queries - 1))
+        self._enter(session).begin_on(*cache.advance(held, starts, again=queries - 1))
 
     def _begin_shared(self, held: SharedRows) -> None:
         """Prepare a step of rows that share a text, on a session of its own: nothing of it is kept."""
-        if held.plan is None and self.rectifier is not None:
-            raise UnsupportedModelError("rows that share a text decode one clean step: leave rectify out of the policy")
         with lasting():
-            if held.plan is None:
-                session = self._new_session()
-            else:
-                counters, feed = Counters(len(held.plan.roles.layers)), TokenHistory(held.levels)
-                session = Session(DecodeState(held.plan, counters, history=feed), Clean(Phase(None)))
-            if session.state.plan.reads_text:
+            counters, feed = Counters(len(held.plan.roles.layers)), TokenHistory(held.levels)
+            session = Session(DecodeState(held.plan, counters, history=feed), Clean(Phase(None)))
+            if held.plan.reads_text:
                 session.record(0, held.fed.shape[1], held.fed.shape[0], held.fed, None)
         session.paged = True
-        self._enter(session).begin_shared(held.rows)
+        self._enter(session).begin_on(held.rows)
 
     def session_in(self, held: Any) -> Session:
         """This run's session in a cache; installed there if another run's or none is."""
         known = cache.session_of(held)
         if known is None or known.state.counters is not self.counters or known.state.plan.guessed != self.plan.guessed:
-            fed, known = cache.told(held), self._new_session(known)
+            fed, known = getattr(held, cache.FED, None), self._new_session(known)
             if fed is not None:
                 with lasting():
                     known.tell(fed)
@@ -209,14 +204,6 @@ class ForwardHook:
         state = DecodeState(self.plan, self.counters, self.observers, history=feed)
         final = Clean(Phase(None) if self.rectifier is None else self.rectifier.phase)
         return Session(state, final if earlier is None else final.at(earlier.final.boundary))
-
-    def _uses_cache(self, module: Any, kwargs: dict[str, Any]) -> bool:
-        given = kwargs.get("use_cache")
-        uses = bool(module.config.use_cache if given is None else given)
-        here = self.callers.here
-        if not uses and (here.decoding or here.prompt is not None):
-            raise UnsupportedModelError(NO_CACHE)
-        return uses
 
 
 @dataclass(slots=True, eq=False)

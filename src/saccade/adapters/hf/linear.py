@@ -1,5 +1,8 @@
 """Decode steps of a bfloat16 model on CPU read their weights with the native product; all else stays as it is."""
 
+from contextlib import suppress
+from dataclasses import dataclass
+
 import torch
 from torch import Tensor, nn
 
@@ -10,44 +13,20 @@ from ...kernels.decode_linear.api import DecodeLinear
 _WRAPPED = ("base_layer", "original_module")
 
 
-class NativeLinears:
-    """Gives every `nn.Linear` of a model that can take it the native product, until `restore()` or a block's end.
-
-    Taken are modules of exactly that type with a plain contiguous bfloat16 weight on CPU, without hooks and with no
-    `forward` of their own, that no adapter is wrapped around. Calls of more than 8 rows, under autocast, while a
-    gradient is recorded, with other dtypes or after the weight was replaced go to the module's own forward. `count`
-    modules were taken; 0 without the native library.
-    """
-
-    def __init__(self, model: nn.Module) -> None:
-        self._forwards: list[_Forward] = []
-        for module in _linears(model):
-            try:
-                product = DecodeLinear(module.weight, module.bias, implementation="native")
-            except KernelError:
-                continue
-            forward = _Forward(module, product)
-            module.__dict__["forward"] = forward
-            self._forwards.append(forward)
-        self.count = len(self._forwards)
-
-    def restore(self) -> None:
-        """Give the modules their own forward back; does nothing the second time."""
-        while self._forwards:
-            forward = self._forwards.pop()
-            if vars(forward.module).get("forward") is forward:
-                del forward.module.__dict__["forward"]
-
-
-class _Forward:
+@dataclass(frozen=True, slots=True, eq=False)
+class NativeForward:
     """`forward` of one module. An object, not a closure: a copy of the model must compute with its own weights."""
 
-    def __init__(self, module: nn.Linear, product: DecodeLinear) -> None:
-        self.module = module
-        self._product = product
+    module: nn.Linear
+    product: DecodeLinear
+
+    def restore(self) -> None:
+        """Give the module its own forward back, unless somebody has set another meanwhile."""
+        if vars(self.module).get("forward") is self:
+            del self.module.__dict__["forward"]
 
     def __call__(self, input: Tensor) -> Tensor:
-        product, parameters = self._product, self.module._parameters
+        product, parameters = self.product, self.module._parameters
         if (
             type(input) is Tensor
             and parameters.get("weight") is product.weight
@@ -59,6 +38,22 @@ class _Forward:
         ):
             return product.run(input)
         return nn.Linear.forward(self.module, input)
+
+
+def native_linears(model: nn.Module) -> list[NativeForward]:
+    """Give every `nn.Linear` of a model that can take it the native product, until `restore()` of what is returned.
+
+    Taken are modules of exactly that type with a plain contiguous bfloat16 weight on CPU, without hooks and with no
+    `forward` of their own, that no adapter is wrapped around. Calls of more than 8 rows, under autocast, while a
+    gradient is recorded, with other dtypes or after the weight was replaced go to the module's own forward. None is
+    taken without the native library.
+    """
+    taken = []
+    for module in _linears(model):
+        with suppress(KernelError):
+            taken.append(NativeForward(module, DecodeLinear(module.weight, module.bias, implementation="native")))
+            module.__dict__["forward"] = taken[-1]
+    return taken
 
 
 def _linears(model: nn.Module) -> list[nn.Linear]:

@@ -11,11 +11,8 @@ from ...errors import UnsupportedModelError
 
 
 class Recorder:
-    """Runs calls on a CUDA device as they will be captured, and captures them, on one stream.
-
-    Raises:
-        UnsupportedModelError: for another device.
-    """
+    """Runs calls as they will be captured, and captures them, on one stream of a CUDA device; others are an
+    UnsupportedModelError."""
 
     def __init__(self, device: torch.device) -> None:
         if device.type != "cuda":

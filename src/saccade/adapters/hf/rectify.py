@@ -27,11 +27,8 @@ class Rectifier:
     def begin(
         self, session: Session, held: Any, call: Call, ids: Tensor | None, kwargs: dict[str, Any]
     ) -> dict[str, Any]:
-        """Start a call on the cache `held` that comes with `ids` `[B, queries]`; the inputs that it is to run on.
-
-        Raises:
-            UnsupportedModelError: for a decoding call whose inputs cannot be computed for other slots.
-        """
+        """Start a call on the cache `held` that comes with `ids` `[B, queries]`; the inputs that it is to run on, or an
+        UnsupportedModelError if it decodes and they cannot be computed for other slots."""
         if call.prompt < call.queries:
             refuse_unmovable(kwargs, ids)
         unclean, past, stop = session.unclean(call.past), call.past, call.past + call.queries

@@ -5,13 +5,15 @@ from __future__ import annotations
 import inspect
 import logging
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from contextlib import contextmanager, suppress
+from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 from torch import Tensor
 
+from ...checkpoints.load import ModelSource
 from ...checkpoints.shape import shape_of_model
 from ...checkpoints.text import delimiter_table
 from ...checkpoints.versions import cache_argument
@@ -20,7 +22,7 @@ from ...decode.counters import Counters
 from ...decode.recall import RecallObserver
 from ...decode.state import Observer
 from ...decode.stats import Rectifications, RunStats
-from ...errors import AttachmentError, PolicyError, UnsupportedModelError
+from ...errors import AttachmentError, PolicyError, SaccadeError, UnsupportedModelError
 from ...methods.policy import Policy
 from ...plans.plan import Plan
 from ...recipes.kept import already_found
@@ -30,9 +32,9 @@ from ...text.feed import UNREAD
 from . import attention, support
 from .cache import look_over
 from .call import Callers, Generate
-from .finding import Finding, tokenizer_of
+from .finding import Finding
 from .hook import ForwardHook, Guarded
-from .linear import NativeLinears
+from .linear import native_linears
 from .rectify import Rectifier
 from .upkeep import Upkeep
 from .verify import Verifier
@@ -55,7 +57,10 @@ class Run:
         self._finding: Finding | None = None
         if plan.guessed == "reselect":
             shape = shape_of_model(model)
-            tokenizer = tokenizer or tokenizer_of(getattr(model, "name_or_path", None) or "")
+            folder = getattr(model, "name_or_path", None) or ""
+            if tokenizer is None and Path(folder).is_dir():
+                with suppress(SaccadeError):  # its files are not at hand
+                    tokenizer = ModelSource.locate(folder).tokenizer()
             callers = Callers()
             self._finding = Finding(model, policy, shape, tokenizer, callers)
             notes = (*plan.notes, self._finding.note)
@@ -216,7 +221,7 @@ class Run:
             for name in _BATCH_METHODS:
                 if hasattr(model, name):
                     self._set_attribute(model, name, partial(_refuse_batching, name))
-            self._undo.append(NativeLinears(model).restore)
+            self._undo += [one.restore for one in native_linears(model)]
             self._set_attribute(decoder, "forward", Guarded(decoder.forward, hook))
             self._undo.append(decoder.register_forward_pre_hook(hook.before, with_kwargs=True).remove)
             self._undo.append(decoder.register_forward_hook(hook.after, always_call=True).remove)
@@ -228,24 +233,18 @@ class Run:
             raise
 
     def _set_attribute(self, owner: Any, name: str, value: Any) -> None:
-        self._undo.append(_Attribute(owner, name, (owner.__dict__[name],) if name in owner.__dict__ else ()))
+        earlier = [owner.__dict__[name]] if name in owner.__dict__ else []
+        self._undo.append(partial(_give_back, owner, name, *earlier))
         owner.__dict__[name] = value
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class _Attribute:
-    """Gives an object's attribute its `earlier` value back, none if there was none.
+def _give_back(owner: Any, name: str, *earlier: Any) -> None:
+    """Give an object's attribute its `earlier` value back, none if there was none.
 
     Like all that a model is given here no closure: it is copied and pickled with the model, and then means the copy's.
     """
-
-    owner: Any
-    name: str
-    earlier: tuple[Any, ...]
-
-    def __call__(self) -> None:
-        self.owner.__dict__.pop(self.name, None)
-        self.owner.__dict__.update(zip((self.name,), self.earlier, strict=False))
+    owner.__dict__.pop(name, None)
+    owner.__dict__.update(zip((name,), earlier, strict=False))
 
 
 def sparsify(

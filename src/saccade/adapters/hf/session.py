@@ -16,7 +16,7 @@ from ...decode.state import DecodeState
 from ...errors import UnsupportedModelError
 from ...plans.rectify import Clean
 from ...types import KVView, Rows
-from .call import Call
+from .call import Anew, Call
 
 HIDES = -1e4  # what hides a token if it, or less, is added to its score
 
@@ -46,9 +46,6 @@ class Drafts:
     logits: Tensor
     mask: Any
     positions: Tensor | None
-
-    def __len__(self) -> int:
-        return self.tokens.shape[1]
 
     def take(self) -> Tensor:
         """The logits `[B, 1, V]` behind the next draft, which was fed."""
@@ -130,19 +127,16 @@ class Session:
             self.state.history.prompt = call.past + call.prompt
         self._start(call, [])
 
-    def begin_fixed(self, slots: Tensor, rows: Rows) -> None:
-        """Start a call whose lengths only the device knows: one decoded token per row, or a pass over the last ones.
+    def begin_on(self, rows: Rows, slots: Tensor | None = None) -> None:
+        """Start a call on `rows` as they are behind it: one decoded token per row, or a pass over the last ones.
 
-        To the host every such call ends at the bound: all have the same shapes, and an index as many tokens to take in.
-        `slots` are int64 `[n]`, where every layer puts the tokens; `rows` are as behind the call, their `bounds` None.
-        How far the cache is clean, `Upkeep` has noted.
+        `slots`, int64 `[n]`, are where every layer puts the tokens if only the device knows lengths; the `bounds` of
+        rows are None then. To the host every such call ends at the bound: all have the same shapes, and an index as
+        many tokens to take in. How far the cache is clean, `Upkeep` has noted.
         """
-        count, again = slots.shape[0], slots.shape[0] > 1
+        count = 1 if slots is None else slots.shape[0]
+        again = count > 1
         self._start(Call(rows.max_len - count, count, count if again else 0, again, slots=slots), [rows])
-
-    def begin_shared(self, rows: Rows) -> None:
-        """Start a step of rows that share a text's pages; each decodes one token."""
-        self._start(Call(rows.max_len - 1, 1, 0), [rows])
 
     def permute(self, layer: int, rows: Tensor) -> None:
         """Let batch row `i` of a layer continue what row `rows[i]` was (beam search, batch selection)."""
@@ -186,15 +180,12 @@ class Session:
         return steps
 
 
-class Latest:
+class Latest(Anew):
     """A run's latest session of any thread, which lives as long as its cache does, and what is to be known of it."""
 
     def __init__(self) -> None:
         self._weak: weakref.ref[Session] | None = None
         self._number, self._known = 0, tuple[int, float, Tensor | bool]((0, 0.0, False))
-
-    def __reduce__(self) -> tuple[type[Latest], tuple[()]]:
-        return Latest, ()  # of a copied model
 
     @property
     def session(self) -> Session | None:
@@ -220,13 +211,10 @@ class Latest:
             self._known = indexes.nbytes, indexes.build_seconds, session.state.history.unread
 
 
-class AtHand(threading.local):
+class AtHand(Anew, threading.local):
     """The session of a model's call at hand, in each thread its own: a call never leaves its thread."""
 
     session: Session | None = None
-
-    def __reduce__(self) -> tuple[type[AtHand], tuple[()]]:
-        return AtHand, ()  # of a copied model
 
 
 def _row_starts(mask: Tensor, call: Call) -> list[int]:

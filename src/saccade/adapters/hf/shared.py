@@ -53,10 +53,10 @@ class SharedRows(Cache):
         rows: where their tokens lie, from the last one on in pages of the row's own.
 
     Attributes:
-        plan, levels: under which they decode, and delimiter levels where it reads text; None: that of the attached run.
+        plan, levels: under which they decode, whatever the attached run's is, and delimiter levels where it reads text.
     """
 
-    plan: Plan | None = None
+    plan: Plan
     levels: Sequence[int] | None = None
 
     def __init__(self, layers: Sequence[tuple[Tensor, Tensor]], fed: Tensor, rows: Rows) -> None:

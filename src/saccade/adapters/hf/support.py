@@ -43,11 +43,8 @@ def refuse_unsupported(model: Any) -> None:
 
 
 def refuse_generation(model: Any, given: Mapping[str, Any]) -> None:
-    """Raise for what `generate` is asked for and selection cannot honour, before transformers makes anything of it.
-
-    Raises:
-        UnsupportedModelError: for a cache that is quantised or kept elsewhere, or none at all.
-    """
+    """Raise an UnsupportedModelError, before transformers makes anything of it, for what `generate` is asked for and
+    selection cannot honour: a cache that is quantised or kept elsewhere, none at all, or drafts of few layers."""
     places = given, vars(given.get("generation_config") or model.generation_config)
     kind, uses = (next((v for place in places if (v := place.get(name)) is not None), None) for name in _CACHES)
     if isinstance(kind, str) and ("offloaded" in kind or kind in ("quantized", "paged")):
@@ -177,8 +174,6 @@ def _structure(model: Any) -> list[str]:
         return [f"found {len(modules)} plain attention layers for {len(full)} decoder layers"]
     if own := _own_attention(decoder, modules):
         return [own]
-    if not attention_modules(decoder):
-        return [f"its get_decoder() gives its {type(decoder).__name__}, which has no attention layer"]
     sharing = [module.layer_idx for module in modules if getattr(module, "is_kv_shared_layer", False)]
     if sharing != [layer for layer in full if layer in shape.sources]:
         return [f"its layers {sharing} share a KV cache, which its configuration does not say of these"]

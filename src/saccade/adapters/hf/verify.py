@@ -103,7 +103,7 @@ class Verifier:
     def _stands(self, session: Session, past: int, inputs: dict[str, Any]) -> bool:
         """Whether the fed token is the next draft, seen from the same position over the same tokens."""
         drafts, ids = session.drafts, inputs["input_ids"]
-        if drafts is None or not len(drafts) or drafts.slot != past or drafts.tokens.shape[0] != ids.shape[0]:
+        if drafts is None or not drafts.tokens.shape[1] or drafts.slot != past or len(drafts.tokens) != len(ids):
             return False
         if not _same_view(inputs.get("attention_mask"), drafts.mask, drafts.start + 1):
             return False

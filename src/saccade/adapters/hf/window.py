@@ -53,11 +53,7 @@ class RewindingWindow(DynamicSlidingWindowLayer):
         return keys, values
 
     def end_at(self, slots: int) -> None:
-        """Show the window before slot `slots`: hide what lies behind, or show again what was hidden.
-
-        Raises:
-            RuntimeError: for a window that is not held any more.
-        """
+        """Show the window before slot `slots`, what was hidden included; a RuntimeError if it is not held any more."""
         if slots == self.cumulative_length:
             return
         self._see()
@@ -115,8 +111,7 @@ class RewindingWindow(DynamicSlidingWindowLayer):
 
     def _show(self) -> None:
         start, stop = self.cumulative_length - self._visible, self.cumulative_length
-        first = self._first
-        self.keys, self.values = (states[:, :, max(start - first, 0) : stop - first] for states in self._held)
+        self.keys, self.values = self._between(start, stop)
         self._shown = self.keys
 
     def _change(self, change: Callable[[Tensor], Tensor]) -> None:

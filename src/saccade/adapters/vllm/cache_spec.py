@@ -18,12 +18,10 @@ from . import clean
 class SaccadeAttentionSpec(FullAttentionSpec):
     """Full attention whose decoding steps may be sparse; made by `of`.
 
-    `policy` is a spec string; `rectified` whether it makes sparse steps good, so that the scheduler says how far the
-    cache is clean; `covered` the longest row, of which every head attends to all (`clean.covered_length`).
+    `policy` is a spec string; `covered` the longest row, of which every head attends to all (`clean.covered_length`).
     """
 
     policy: str
-    rectified: bool
     covered: int
 
     @classmethod
@@ -39,10 +37,8 @@ class SaccadeAttentionSpec(FullAttentionSpec):
         """The spec of a layer, of which `spec` is what vLLM would use, with room for an index behind each page's keys.
 
         `extra_bytes` are of one page, this rank's KV heads; a multiple of the cache's item size. No row exceeds
-        `longest` tokens: a window as wide as that hides nothing, and its layer is one of full attention.
-
-        Raises:
-            ServingError: a layer that does not attend to all tokens, or whose cache is not keys and values.
+        `longest` tokens: a window as wide as that hides nothing, and its layer is one of full attention. A ServingError
+        for a layer that does not attend to all tokens, or whose cache is not keys and values.
         """
         if type(spec) is SlidingWindowSpec and 0 < longest <= spec.sliding_window:
             spec = replace_as(spec, FullAttentionSpec, drop=("extra_retained_tokens", "sliding_window"))
@@ -61,10 +57,7 @@ class SaccadeAttentionSpec(FullAttentionSpec):
         if spec.head_size_v != spec.head_size:
             raise ServingError(f"values of a layer are {spec.head_size_v} wide, its keys {spec.head_size}")
         page = spec.unpadded_page_size_bytes + extra_bytes if extra_bytes else spec.page_size_padded
-        rectify = Policy.from_spec(policy).rectify
-        rectified = rectify is not None and rectify.mode == "overwrite"
-        ours = {"policy": policy, "rectified": rectified, "covered": covered}
-        made: SaccadeAttentionSpec = replace_as(spec, cls, **ours, page_size_padded=page)
+        made: SaccadeAttentionSpec = replace_as(spec, cls, policy=policy, covered=covered, page_size_padded=page)
         return made
 
     @property
@@ -90,7 +83,7 @@ class SaccadeAttentionSpec(FullAttentionSpec):
             raise AssertionError("layers that decode sparsely and others cannot share a group")
         if len({(spec.policy, spec.covered) for spec in specs}) > 1:
             raise AssertionError("layers under different policies cannot share a group")
-        ours = {name: getattr(specs[0], name) for name in ("policy", "rectified", "covered")}
+        ours = {name: getattr(specs[0], name) for name in ("policy", "covered")}
         merged: SaccadeAttentionSpec = replace_as(FullAttentionSpec.merge(specs), cls, **ours)
         return merged
 
@@ -100,8 +93,11 @@ class CleanPrefixManager(FullAttentionManager):
 
     def __init__(self, kv_cache_spec: SaccadeAttentionSpec, **kwargs: Any) -> None:
         super().__init__(kv_cache_spec, **kwargs)
+        rectify = Policy.from_spec(kv_cache_spec.policy).rectify
+        # Where sparse steps are made good, the scheduler says how far the cache is clean.
+        self._rectified = rectify is not None and rectify.mode == "overwrite"
         # A dense pass rewrites what is not clean yet, exact or not, and a published block must not change.
-        self._exact = 0 if kv_cache_spec.rectified else kv_cache_spec.covered
+        self._exact = 0 if self._rectified else kv_cache_spec.covered
 
     def cache_blocks(self, request: Any, num_tokens: int, *args: Any, **kwargs: Any) -> None:
         """Publish full blocks among the first `num_tokens` slots, as far as they are clean.
@@ -113,7 +109,7 @@ class CleanPrefixManager(FullAttentionManager):
         if boundary is not None:
             known = max(boundary, self._exact)
             num_tokens = min(num_tokens, known)
-            if not self.kv_cache_spec.rectified:
+            if not self._rectified:
                 clean.keep_private(request, known, self.block_pool.hash_block_size)
         super().cache_blocks(request, num_tokens, *args, **kwargs)
 

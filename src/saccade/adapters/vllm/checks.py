@@ -154,7 +154,10 @@ def _fit(vllm_config: Any, options: ServeOptions) -> list[str]:
             "chunks of text need the tokens, which model runner V1 has too late when it schedules asynchronously: pass "
             "--no-async-scheduling, or set VLLM_USE_V2_MODEL_RUNNER=1"
         )
-    index = None if plan.selector is None else plan.selector.new_index(_one_token(vllm_config))
+    shape = shape_of(vllm_config)
+    k = torch.zeros((1, 1, shape.kv_heads, shape.head_dim), dtype=vllm_config.model_config.dtype, device="cpu")
+    one = KVView(k, k, Rows.on_host(torch.zeros((1, 1), dtype=torch.int32, device="cpu"), [0], [1]))
+    index = None if plan.selector is None else plan.selector.new_index(one)
     if index is not None and not isinstance(index, PageBounds):
         reasons.append(
             f"policy {options.policy} keeps something of pages other than bounds of their keys, for which vLLM's cache "
@@ -169,13 +172,6 @@ def _fit(vllm_config: Any, options: ServeOptions) -> list[str]:
             "VLLM_USE_V2_MODEL_RUNNER=0, or rectify=none"
         )
     return reasons
-
-
-def _one_token(vllm_config: Any) -> KVView:
-    """A layer's cache of one token."""
-    shape = shape_of(vllm_config)
-    k = torch.zeros((1, 1, shape.kv_heads, shape.head_dim), dtype=vllm_config.model_config.dtype, device="cpu")
-    return KVView(k, k, Rows.on_host(torch.zeros((1, 1), dtype=torch.int32, device="cpu"), [0], [1]))
 
 
 def _early(vllm_config: Any, options: ServeOptions, plan: Plan) -> list[str]:

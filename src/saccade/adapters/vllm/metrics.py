@@ -237,8 +237,30 @@ class StepMetrics:
     def flush(self) -> None:
         """Report the steps before this call."""
         with self._lock:
-            if self._decoded or self._verified is not None or not self._ours:
-                self._flush()
+            if not self._decoded and self._verified is None and self._ours:
+                return
+            self._read = time.monotonic()
+            totals = self._counters.totals()
+            attended_in = [totals[layer][0] for layer in self._layers]
+            before, self._attended_before = self._attended_before, sum(attended_in) / len(attended_in)
+            if self._ours:
+                # A sum of means, which rounding may carry past the sum of lengths; counters do not fall.
+                attended = min(self._attended_before - before, self._selecting)
+                self._attended += attended + self._dense
+                self._skipped += self._selecting - attended
+                metric("tokens_decoded").inc(self._decoded)
+                metric("tokens_attended").inc(attended + self._dense)
+                metric("tokens_skipped").inc(self._selecting - attended)
+                metric("share_attended").set(self._attended / (self._attended + self._skipped))
+            self._flush_recall()
+            if self._ours and self._verified is not None:
+                policy, drafts = self._verified
+                for name, counts in zip(("drafted_tokens", "accepted_tokens"), drafts.tolist(), strict=True):
+                    for position, amount in enumerate(counts):
+                        metric(name, policy, str(position)).inc(amount)
+            self._verified = None
+            self._decoded = self._selecting = self._dense = 0
+            self._ours = True
 
     def _wait(self, seconds: float) -> None:
         """Look again after some seconds whether steps still come."""
@@ -257,30 +279,6 @@ class StepMetrics:
             else:
                 self._waiting = False
                 self.flush()
-
-    def _flush(self) -> None:
-        self._read = time.monotonic()
-        totals = self._counters.totals()
-        attended_in = [totals[layer][0] for layer in self._layers]
-        before, self._attended_before = self._attended_before, sum(attended_in) / len(attended_in)
-        if self._ours:
-            # A sum of means, which rounding may carry past the sum of lengths; counters do not fall.
-            attended = min(self._attended_before - before, self._selecting)
-            self._attended += attended + self._dense
-            self._skipped += self._selecting - attended
-            metric("tokens_decoded").inc(self._decoded)
-            metric("tokens_attended").inc(attended + self._dense)
-            metric("tokens_skipped").inc(self._selecting - attended)
-            metric("share_attended").set(self._attended / (self._attended + self._skipped))
-        self._flush_recall()
-        if self._ours and self._verified is not None:
-            policy, drafts = self._verified
-            for name, counts in zip(("drafted_tokens", "accepted_tokens"), drafts.tolist(), strict=True):
-                for position, amount in enumerate(counts):
-                    metric(name, policy, str(position)).inc(amount)
-        self._verified = None
-        self._decoded = self._selecting = self._dense = 0
-        self._ours = True
 
     def _flush_recall(self) -> None:
         if self._recall is None or not self._measured:

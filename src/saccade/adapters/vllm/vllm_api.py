@@ -58,7 +58,8 @@ class Part:
 
 
 def _parts(text: str) -> tuple[Part, ...]:
-    """One a line, `module Name(parameters): attributes`; a long list takes two."""
+    """One a line, `module Name(parameters): attributes`; a long one goes on in the next, further to the right."""
+    text = re.sub(r"\n {12}", " ", text)
     found = re.findall(r"^ *(\S+) ([\w.]+)(?:\((.+)\))?(?:: (.+))?$", text, re.MULTILINE)
     assert len(found) == len(text.strip().splitlines()), "every line is a part"
     return tuple(Part(*fields) for fields in found)
@@ -78,9 +79,8 @@ PARTS: dict[str, tuple[Part, ...]] = {
         vllm.v1.kv_cache_interface replace_as
         vllm.v1.kv_cache_interface SlidingWindowSpec: sliding_window extra_retained_tokens
         vllm.v1.kv_cache_interface FullAttentionSpec: block_size num_kv_heads head_size dtype page_size_padded
-        vllm.v1.kv_cache_interface FullAttentionSpec: sliding_window attention_chunk_size non_causal tokens_per_state
-        vllm.v1.kv_cache_interface FullAttentionSpec: state_content_bytes num_head_slots unpadded_page_size_bytes
-        vllm.v1.kv_cache_interface FullAttentionSpec: page_size_bytes head_size_v merge copy_with_new_block_size
+            sliding_window attention_chunk_size non_causal tokens_per_state state_content_bytes num_head_slots
+            unpadded_page_size_bytes page_size_bytes head_size_v merge copy_with_new_block_size
         vllm.v1.core.single_type_kv_cache_manager FullAttentionManager(kv_cache_spec)
         vllm.v1.core.single_type_kv_cache_manager FullAttentionManager.cache_blocks(request num_tokens)
         vllm.v1.core.single_type_kv_cache_manager FullAttentionManager: block_pool
@@ -90,25 +90,24 @@ PARTS: dict[str, tuple[Part, ...]] = {
         vllm.v1.sample.logits_processor.interface BatchUpdate: removed added moved
         vllm.v1.sample.logits_processor.interface MoveDirectionality: SWAP
         vllm.v1.sample.logits_processor.interface LogitsProcessor: validate_params is_argmax_invariant apply
-        vllm.v1.sample.logits_processor.interface LogitsProcessor: update_state
+            update_state
         vllm.v1.worker.gpu.sample.logits_processor.interface LogitsProcessor: validate_params apply
         vllm.v1.worker.gpu.sample.logits_processor.interface LogitsProcessor.add_request(req_idx sampling_params)
         vllm.v1.worker.gpu.sample.logits_processor.interface LogitsProcRequestState: prompt_len prefill_len
         vllm.config VllmConfig: model_config cache_config parallel_config scheduler_config attention_config
-        vllm.config VllmConfig: speculative_config kv_transfer_config additional_config use_v2_model_runner
-        vllm.config VllmConfig: compilation_config lora_config watermark_config
-        vllm.config SpeculativeConfig: method model num_speculative_tokens draft_sample_method
-        vllm.config SpeculativeConfig: rejection_sample_method num_speculative_tokens_per_batch_size
+            speculative_config kv_transfer_config additional_config use_v2_model_runner compilation_config lora_config
+            watermark_config
+        vllm.config SpeculativeConfig: method model num_speculative_tokens draft_sample_method rejection_sample_method
+            num_speculative_tokens_per_batch_size
         vllm.config ModelConfig: model max_model_len hf_text_config runner_type use_mla is_encoder_decoder
-        vllm.config ModelConfig: is_multimodal_model enable_prompt_embeds head_dtype get_vocab_size
-        vllm.config ModelConfig: uses_mrope has_inner_state is_hybrid get_head_size get_total_num_kv_heads
+            is_multimodal_model enable_prompt_embeds head_dtype get_vocab_size uses_mrope has_inner_state is_hybrid
+            get_head_size get_total_num_kv_heads
         vllm.config CacheConfig: block_size cache_dtype kv_cache_dtype_skip_layers kv_cache_memory_bytes
-        vllm.config CacheConfig: enable_prefix_caching
+            enable_prefix_caching
         vllm.config ParallelConfig: rank tensor_parallel_size pipeline_parallel_size decode_context_parallel_size
-        vllm.config ParallelConfig: prefill_context_parallel_size use_ubatching worker_cls data_parallel_size
-        vllm.config ParallelConfig: enable_eplb
+            prefill_context_parallel_size use_ubatching worker_cls data_parallel_size enable_eplb
         vllm.config SchedulerConfig: async_scheduling max_num_batched_tokens max_num_scheduled_tokens
-        vllm.config SchedulerConfig: long_prefill_token_threshold get_scheduler_cls max_num_seqs
+            long_prefill_token_threshold get_scheduler_cls max_num_seqs
         vllm.config CompilationConfig: max_cudagraph_capture_size cudagraph_capture_sizes
         vllm.config AttentionConfig: backend backend_per_kind
         vllm.config KVTransferConfig: kv_connector kv_connector_module_path kv_connector_extra_config
@@ -127,22 +126,20 @@ PARTS: dict[str, tuple[Part, ...]] = {
         vllm.utils.torch_utils async_tensor_h2d(data device dtype)
         vllm.v1.attention.backend AttentionLayer: _q_scale _k_scale _v_scale
         vllm.v1.attention.backend AttentionBackend: get_name get_impl_cls get_builder_cls
-        vllm.v1.attention.backend AttentionBackend: get_supported_kernel_block_sizes customize_spec
+            get_supported_kernel_block_sizes customize_spec
         vllm.v1.attention.backend AttentionBackend.validate_configuration(kv_cache_dtype)
         vllm.v1.attention.backend CommonAttentionMetadata: query_start_loc query_start_loc_cpu seq_lens
-        vllm.v1.attention.backend CommonAttentionMetadata: seq_lens_cpu_upper_bound num_reqs num_actual_tokens
-        vllm.v1.attention.backend CommonAttentionMetadata: max_query_len max_seq_len block_table_tensor slot_mapping
-        vllm.v1.attention.backend CommonAttentionMetadata: is_prefilling req_idx positions logits_indices_padded
-        vllm.v1.attention.backend CommonAttentionMetadata: num_logits_indices _num_computed_tokens_cache
-        vllm.v1.attention.backend CommonAttentionMetadata: _token_to_req_indices_cache replace
+            seq_lens_cpu_upper_bound num_reqs num_actual_tokens max_query_len max_seq_len block_table_tensor
+            slot_mapping is_prefilling req_idx positions logits_indices_padded num_logits_indices
+            _num_computed_tokens_cache _token_to_req_indices_cache replace
     """),
     "worker on CPUs": _parts("""
         vllm.v1.attention.backend MultipleOf
         vllm.v1.attention.backends.cpu_attn CPUAttentionBackend
-        vllm.v1.attention.backends.cpu_attn CPUAttentionBackendImpl.forward(layer query key value kv_cache)
-        vllm.v1.attention.backends.cpu_attn CPUAttentionBackendImpl.forward(attn_metadata output)
-        vllm.v1.attention.backends.cpu_attn CPUAttentionMetadataBuilder.build(common_prefix_len common_attn_metadata)
-        vllm.v1.attention.backends.cpu_attn CPUAttentionMetadataBuilder.build(fast_build)
+        vllm.v1.attention.backends.cpu_attn CPUAttentionBackendImpl.forward(layer query key value kv_cache attn_metadata
+            output)
+        vllm.v1.attention.backends.cpu_attn CPUAttentionMetadataBuilder.build(common_prefix_len common_attn_metadata
+            fast_build)
         vllm.v1.attention.backends.cpu_attn CPUAttentionMetadataBuilder: isa layer_names _set_isa_to_layers
     """),
     "worker on CUDA": _parts("""
@@ -153,12 +150,12 @@ PARTS: dict[str, tuple[Part, ...]] = {
         vllm.utils.torch_utils kv_cache_dtype_str_to_dtype(kv_cache_dtype model_config)
         vllm.v1.attention.backend AttentionCGSupport: NEVER UNIFORM_SINGLE_TOKEN_DECODE
         vllm.v1.attention.backends.flash_attn FlashAttentionBackend
-        vllm.v1.attention.backends.flash_attn FlashAttentionImpl.forward(layer query key value kv_cache attn_metadata)
-        vllm.v1.attention.backends.flash_attn FlashAttentionImpl.forward(output)
+        vllm.v1.attention.backends.flash_attn FlashAttentionImpl.forward(layer query key value kv_cache attn_metadata
+            output)
         vllm.v1.attention.backends.flash_attn FlashAttentionImpl: supports_quant_query_input kv_cache_dtype
         vllm._custom_ops scaled_fp8_quant(input scale group_shape)
-        vllm.v1.attention.backends.flash_attn FlashAttentionMetadataBuilder.build(common_prefix_len)
-        vllm.v1.attention.backends.flash_attn FlashAttentionMetadataBuilder.build(common_attn_metadata fast_build)
+        vllm.v1.attention.backends.flash_attn FlashAttentionMetadataBuilder.build(common_prefix_len common_attn_metadata
+            fast_build)
     """),
     "lossless": _parts("""
         vllm.config.compilation CUDAGraphMode: FULL FULL_DECODE_ONLY NONE decode_mode
@@ -169,37 +166,33 @@ PARTS: dict[str, tuple[Part, ...]] = {
         vllm.v1.worker.gpu.cudagraph_utils CudaGraphManager(decode_query_len): capture dispatch run_fullgraph
         vllm.v1.worker.gpu.block_table BlockTables: get_dummy_block_tables slot_mappings
         vllm.v1.worker.gpu_worker Worker: init_device compile_or_warm_up_model
-        vllm.v1.worker.gpu.attn_utils build_attn_metadata(attn_groups num_reqs num_tokens query_start_loc_gpu)
-        vllm.v1.worker.gpu.attn_utils build_attn_metadata(query_start_loc_cpu max_query_len seq_lens max_seq_len)
-        vllm.v1.worker.gpu.attn_utils build_attn_metadata(block_tables slot_mappings kv_cache_config positions)
-        vllm.v1.worker.gpu.attn_utils build_attn_metadata(seq_lens_cpu_upper_bound is_prefilling req_idx)
+        vllm.v1.worker.gpu.attn_utils build_attn_metadata(attn_groups num_reqs num_tokens query_start_loc_gpu
+            query_start_loc_cpu max_query_len seq_lens max_seq_len block_tables slot_mappings kv_cache_config positions
+            seq_lens_cpu_upper_bound is_prefilling req_idx)
         vllm.v1.worker.gpu.attn_utils build_slot_mappings_by_layer(slot_mappings kv_cache_config)
         vllm.v1.worker.gpu.attn_utils init_attn_backend(kv_cache_config vllm_config device)
         vllm.v1.worker.gpu.block_table BlockTables.gather_block_tables(idx_mapping num_reqs_padded)
         vllm.v1.worker.gpu.block_table BlockTables.compute_slot_mappings(idx_mapping query_start_loc positions)
         vllm.v1.worker.gpu.input_batch InputBuffers(max_num_reqs max_num_tokens device): input_ids positions seq_lens
-        vllm.v1.worker.gpu.input_batch InputBuffers: is_padding query_start_loc
+            is_padding query_start_loc
         vllm.v1.worker.gpu.input_batch InputBatch: num_reqs idx_mapping idx_mapping_np num_scheduled_tokens
-        vllm.v1.worker.gpu.input_batch InputBatch: num_draft_tokens num_computed_prefill_tokens_np prefill_len_np
-        vllm.v1.worker.gpu.input_batch InputBatch: seq_lens_cpu_upper_bound cu_num_logits
+            num_draft_tokens num_computed_prefill_tokens_np prefill_len_np seq_lens_cpu_upper_bound cu_num_logits
         vllm.v1.worker.gpu.model_runner GPUModelRunner: device speculator req_states
         vllm.v1.worker.gpu.states RequestState: num_computed_tokens
         vllm.v1.worker.gpu.spec_decode.speculator BaseSpeculator: init_cudagraph_manager capture
-        vllm.v1.worker.gpu.spec_decode.speculator BaseSpeculator.propose(input_batch attn_metadata slot_mappings)
-        vllm.v1.worker.gpu.spec_decode.speculator BaseSpeculator.propose(last_hidden_states aux_hidden_states)
-        vllm.v1.worker.gpu.spec_decode.speculator BaseSpeculator.propose(num_sampled num_rejected last_sampled)
-        vllm.v1.worker.gpu.spec_decode.speculator BaseSpeculator.propose(dummy_run num_speculative_tokens)
-        vllm.v1.worker.gpu.spec_decode.speculator BaseSpeculator.propose(next_prefill_tokens temperature seeds)
-        vllm.v1.worker.gpu.sample.gumbel gumbel_sample(logits expanded_idx_mapping temperature seed pos is_drafting)
-        vllm.v1.worker.gpu.sample.gumbel gumbel_sample(apply_temperature logits_cache logits_cache_col)
+        vllm.v1.worker.gpu.spec_decode.speculator BaseSpeculator.propose(input_batch attn_metadata slot_mappings
+            last_hidden_states aux_hidden_states num_sampled num_rejected last_sampled dummy_run num_speculative_tokens
+            next_prefill_tokens temperature seeds)
+        vllm.v1.worker.gpu.sample.gumbel gumbel_sample(logits expanded_idx_mapping temperature seed pos is_drafting
+            apply_temperature logits_cache logits_cache_col)
     """),
     "lossless on CPUs": _parts("""
         vllm.v1.worker.cpu_worker CPUWorker: init_device
     """),
     "scheduler": _parts("""
         vllm.v1.core.sched.scheduler Scheduler(vllm_config kv_cache_config): schedule running requests
-        vllm.v1.core.sched.scheduler Scheduler: max_num_scheduled_tokens scheduler_config current_step kv_cache_manager
-        vllm.v1.core.sched.scheduler Scheduler: use_v2_model_runner model_uses_mrope max_model_len
+            max_num_scheduled_tokens scheduler_config current_step kv_cache_manager use_v2_model_runner model_uses_mrope
+            max_model_len
         vllm.v1.core.sched.async_scheduler AsyncScheduler._update_after_schedule(scheduler_output)
         vllm.v1.core.sched.scheduler Scheduler._update_after_schedule(scheduler_output)
         vllm.v1.core.sched.scheduler Scheduler.add_request(request)
@@ -207,19 +200,18 @@ PARTS: dict[str, tuple[Part, ...]] = {
         vllm.v1.core.sched.scheduler Scheduler._update_request_as_session(session update)
         vllm.v1.core.sched.scheduler Scheduler.update_from_output(scheduler_output model_runner_output)
         vllm.v1.core.sched.output SchedulerOutput: scheduled_new_reqs scheduled_cached_reqs num_scheduled_tokens
-        vllm.v1.core.sched.output SchedulerOutput: scheduled_spec_decode_tokens num_spec_tokens_to_schedule
+            scheduled_spec_decode_tokens num_spec_tokens_to_schedule
         vllm.v1.outputs ModelRunnerOutput: sampled_token_ids req_id_to_index
         vllm.v1.core.sched.output NewRequestData.from_request(request block_ids prefill_token_ids uses_mrope)
         vllm.v1.core.sched.output CachedRequestData: req_ids resumed_req_ids new_token_ids all_token_ids new_block_ids
-        vllm.v1.core.sched.output CachedRequestData: num_computed_tokens num_output_tokens
+            num_computed_tokens num_output_tokens
         vllm.v1.core.kv_cache_manager KVCacheManager.cache_blocks(request num_computed_tokens)
         vllm.v1.core.kv_cache_manager KVCacheManager.get_block_ids(request_id)
         vllm.v1.kv_cache_interface SlidingWindowSpec: max_admission_blocks_per_request extra_retained_tokens
         vllm.v1.kv_cache_interface KVCacheConfig: num_blocks kv_cache_groups
         vllm.config VllmConfig: max_in_flight_tokens
         vllm.v1.request Request: request_id status sampling_params all_token_ids num_tokens num_prompt_tokens
-        vllm.v1.request Request: num_computed_tokens next_decode_eligible_step
-        vllm.v1.request Request: num_output_placeholders max_tokens
+            num_computed_tokens next_decode_eligible_step num_output_placeholders max_tokens
         vllm.v1.request RequestStatus: RUNNING
     """),
     "server": _parts("""

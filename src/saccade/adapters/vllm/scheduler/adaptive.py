@@ -54,16 +54,12 @@ class AdaptiveScheduler(Scheduler):
         super()._update_after_schedule(scheduler_output)
 
     def update_from_output(self, scheduler_output: SchedulerOutput, model_runner_output: Any) -> Any:
-        now = perf_counter()
-        self._learn(scheduler_output, model_runner_output, now - self._since)
-        self._since = now
-        return super().update_from_output(scheduler_output, model_runner_output)
-
-    def _learn(self, step: SchedulerOutput, output: Any, seconds: float) -> None:
         """Note what a step says of drafts: how many stood, and what it took where it is a cycle of one length."""
-        drafts = step.scheduled_spec_decode_tokens
+        now = perf_counter()
+        seconds, self._since = now - self._since, now
+        step, drafts = scheduler_output, scheduler_output.scheduled_spec_decode_tokens
         for name, proposed in drafts.items():
-            sampled = output.sampled_token_ids[output.req_id_to_index[name]]
+            sampled = model_runner_output.sampled_token_ids[model_runner_output.req_id_to_index[name]]
             self.draft_length.stood(len(proposed), max(len(sampled) - 1, 0))
         # Drafts that come between two results are those of this step or, without asynchronous scheduling, the next's.
         length, counts = step.num_spec_tokens_to_schedule, step.num_scheduled_tokens
@@ -71,6 +67,7 @@ class AdaptiveScheduler(Scheduler):
         alike = all(count == length + 1 and len(drafts.get(name, ())) == length for name, count in counts.items())
         if rows and alike and len(rows) == len(counts):
             self.draft_length.took(length, len(rows), sum(request.num_computed_tokens for request in rows), seconds)
+        return super().update_from_output(scheduler_output, model_runner_output)
 
 
 class AheadAdaptiveScheduler(AdaptiveScheduler, AsyncScheduler):

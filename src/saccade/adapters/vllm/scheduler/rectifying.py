@@ -58,9 +58,17 @@ class RectifyingScheduler(Scheduler):
             raise ServingError(f"policy {options.policy} cannot be served: {'; '.join(reasons)}")
         self._together = options.rectify_together
         self._phase, self._beside = options.policy.phase, len(kv_cache_config.kv_cache_groups) > 1
-        self._covered = _covered_by(kv_cache_config) if rectify is not None else 0
-        if rectify is not None and self._beside:
-            kv_cache_config = holding(kv_cache_config, vllm_config, rectify.every)
+        self._covered = 0
+        if rectify is not None:
+            specs = [group.kv_cache_spec for group in kv_cache_config.kv_cache_groups]
+            # The longest row whose decoding steps are exact, as the workers computed it.
+            covered = [spec.covered for spec in specs if isinstance(spec, SaccadeAttentionSpec)]
+            if not covered:
+                told = "needs --attention-backend CUSTOM: nothing else decodes sparsely"
+                raise ServingError(f"--scheduler-cls {SCHEDULER} {told}")
+            self._covered = min(covered)
+            if self._beside:
+                kv_cache_config = holding(kv_cache_config, vllm_config, rectify.every)
         self._held: dict[str, int] = {}
         self._rewound: dict[str, int] = {}
         self.rectifications = self.rectified_tokens = self.preemptions = 0
@@ -103,7 +111,8 @@ class RectifyingScheduler(Scheduler):
         for request in self.running:
             unclean = self._unclean(request)
             new = _length(request) - request.num_computed_tokens
-            if request.num_output_placeholders and _length(request) >= self._most(request):
+            most = min(request.num_prompt_tokens + request.max_tokens, self.max_model_len)
+            if request.num_output_placeholders and _length(request) >= most:
                 # Its last token is on its way.
                 continue
             if new == 1 and self._phase.due(unclean) and request.num_computed_tokens >= self._covered:
@@ -205,10 +214,6 @@ class RectifyingScheduler(Scheduler):
         if session.num_computed_tokens > max(known, self._covered):
             session.num_computed_tokens = known
 
-    def _most(self, request: Request) -> int:
-        """Tokens that a request may come to."""
-        return min(int(request.num_prompt_tokens + request.max_tokens), int(self.max_model_len))
-
     def _unclean(self, request: Request) -> int:
         """How many of its last slots sparse steps wrote; 0 while the prompt is computed."""
         known = clean.boundary(request)
@@ -234,18 +239,6 @@ def _length(request: Request) -> int:
     """Tokens of a request, with those that are on their way."""
     count: int = request.num_tokens + request.num_output_placeholders
     return count
-
-
-def _covered_by(kv_cache_config: Any) -> int:
-    """The longest row whose decoding steps are exact, as the workers computed it, whose attention is ours; else a
-    ServingError."""
-    specs = (group.kv_cache_spec for group in kv_cache_config.kv_cache_groups)
-    covered = [spec.covered for spec in specs if isinstance(spec, SaccadeAttentionSpec)]
-    if not covered:
-        raise ServingError(
-            f"--scheduler-cls {SCHEDULER} needs --attention-backend CUSTOM: nothing else decodes sparsely"
-        )
-    return min(covered)
 
 
 def _without(data: CachedRequestData, gone: set[str]) -> CachedRequestData:

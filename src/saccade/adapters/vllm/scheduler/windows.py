@@ -9,14 +9,17 @@ from ....errors import ServingError
 
 
 def holding(kv_cache_config: Any, vllm_config: Any, reach: int) -> Any:
-    """The scheduler's view of a cache in which every window is kept as it was up to `reach` tokens ago.
-
-    Raises:
-        ServingError: if the longest request would then not fit, and wait for ever.
-    """
-    groups = [_holding(group, reach) for group in kv_cache_config.kv_cache_groups]
-    longest = vllm_config.model_config.max_model_len
-    needed = sum(_blocks(group.kv_cache_spec, vllm_config.max_in_flight_tokens, longest) for group in groups)
+    """The scheduler's view of a cache in which every window is kept as it was up to `reach` tokens ago; a ServingError
+    if the longest request would then not fit, and wait for ever."""
+    longest, groups, needed = vllm_config.model_config.max_model_len, list[Any](), 0
+    for group in kv_cache_config.kv_cache_groups:
+        spec = group.kv_cache_spec
+        if isinstance(spec, SlidingWindowSpec):
+            spec = replace(spec, extra_retained_tokens=spec.extra_retained_tokens + reach)
+            needed += spec.max_admission_blocks_per_request(vllm_config.max_in_flight_tokens, longest)
+        else:
+            needed += -(-longest // spec.block_size)
+        groups.append(replace(group, kv_cache_spec=spec))
     # One block stands for all that are none.
     if needed > kv_cache_config.num_blocks - 1:
         raise ServingError(
@@ -24,17 +27,3 @@ def holding(kv_cache_config: Any, vllm_config: Any, reach: int) -> Any:
             f"back, and the cache has {kv_cache_config.num_blocks - 1}: lower --max-model-len or make the cache larger"
         )
     return replace(kv_cache_config, kv_cache_groups=groups)
-
-
-def _holding(group: Any, reach: int) -> Any:
-    spec = group.kv_cache_spec
-    if not isinstance(spec, SlidingWindowSpec):
-        return group
-    return replace(group, kv_cache_spec=replace(spec, extra_retained_tokens=spec.extra_retained_tokens + reach))
-
-
-def _blocks(spec: Any, in_flight: int, longest: int) -> int:
-    """Of one request at most."""
-    if isinstance(spec, SlidingWindowSpec):
-        return int(spec.max_admission_blocks_per_request(in_flight, longest))
-    return -(-longest // int(spec.block_size))

@@ -59,7 +59,6 @@ class Server:
         notes: what the user should know of the policy on this model.
         model: what the user would call it.
         shape: of the model, in words.
-        block: tokens of a cache block; None: vLLM decides.
         address: where it will listen.
     """
 
@@ -68,7 +67,6 @@ class Server:
     notes: tuple[str, ...]
     model: str
     shape: str
-    block: int | None
     address: str
 
     def run(self) -> None:
@@ -146,7 +144,7 @@ def prepare(
     name = BUNDLED if bundled else args.model
     told = ("--calibrate: nothing is looked for, the layer is known",) if search is not None and wanted is None else ()
     notes = (*told, *_only(plan_of, config, options).notes, *_only(_no_chat, args, config.model_config))
-    return Server(args, options, notes, name, words, args.block_size, _address(args))
+    return Server(args, options, notes, name, words, _address(args))
 
 
 def _early(model: str | None, policy: str | None, rest: Sequence[str]) -> Iterator[str]:

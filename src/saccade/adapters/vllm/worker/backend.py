@@ -33,8 +33,10 @@ _REFUSED = {"alibi_slopes": ALIBI, "kv_sharing_target_layer_name": SHARED_CACHE}
 
 
 class SparseBackend:
-    """Mixed into a backend class: names, and the room for bounds in the cache."""
+    """Mixed into a backend class, which says what it is made of: names, and the room for bounds in the cache."""
 
+    layer: type[Any]
+    builder: type[Any]
     _serving: Callable[[], Serving | None] = lambda: None
     """Of the engine that is being built, while it lives: vLLM asks the class for the cache's layout, outside of any
     configuration's context, and engines of one process are built one after the other."""
@@ -44,6 +46,14 @@ class SparseBackend:
     @staticmethod
     def get_name() -> str:
         return "CUSTOM"
+
+    @classmethod
+    def get_impl_cls(cls) -> type[Any]:
+        return cls.layer
+
+    @classmethod
+    def get_builder_cls(cls) -> type[Any]:
+        return cls.builder
 
     @classmethod
     def validate_configuration(cls, *args: Any, kv_cache_dtype: Any, **kwargs: Any) -> list[str]:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from functools import cached_property
 from itertools import pairwise
 from typing import Any
 
@@ -15,7 +16,7 @@ from ....types import Rows
 from .requests import RequestRow, RequestRows
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Batch:
     """A step's rows.
 
@@ -26,7 +27,6 @@ class Batch:
         places: where the row is among the worker's requests.
         requests: what is known of each.
         announced: whether the batch is of requests; else it is a warm-up, or metadata for a capture.
-        decoding: which rows decode under the policy, whatever their length: one token behind the prompt, not opted out.
     """
 
     lengths: list[int]
@@ -35,12 +35,12 @@ class Batch:
     places: list[int]
     requests: Sequence[RequestRow]
     announced: bool
-    decoding: list[bool] = field(init=False)
 
-    def __post_init__(self) -> None:
+    @cached_property
+    def decoding(self) -> list[bool]:
+        """Which rows decode under the policy, whatever their length: one token behind the prompt, not opted out."""
         rows = zip(self.queries, self.prefilling, self.requests, strict=True)
-        decoding = [queries == 1 and not prefilling and request.sparse for queries, prefilling, request in rows]
-        object.__setattr__(self, "decoding", decoding)
+        return [queries == 1 and not prefilling and request.sparse for queries, prefilling, request in rows]
 
     @classmethod
     def of(cls, common: Any, known: RequestRows | None) -> Batch:
@@ -87,6 +87,8 @@ class Batch:
 
 
 def selected(rows: list[int], *tensors: Tensor) -> list[Tensor]:
-    """Some rows of tensors that share a device."""
+    """Some rows of tensors that share a device; of the first ones, in order, nothing is copied."""
+    if rows == [*range(len(rows))]:
+        return [tensor[: len(rows)] for tensor in tensors]
     where = async_tensor_h2d(rows, tensors[0].device, torch.int64)
     return [tensor.index_select(0, where) for tensor in tensors]

@@ -1,7 +1,5 @@
 """The backend on CPUs: vLLM's own for prompts and dense rows, over a cache whose keys lie `[d, block]`."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from torch import Tensor
@@ -19,23 +17,6 @@ from ..cache_dtype import FP8, as_numbers
 from .backend import SparseBackend, SparseBuilder, SparseLayer
 from .room import Room, text_of
 from .sparse import SparseRows
-
-
-class SaccadeCPUBackend(SparseBackend, CPUAttentionBackend):
-    """vLLM's CPU backend, decoding sparsely."""
-
-    @staticmethod
-    def get_supported_kernel_block_sizes(kv_cache_spec: Any = None) -> list[Any]:
-        """Any multiple of 16 tokens, so that a block can be as small as a policy's page."""
-        return [MultipleOf(16)]
-
-    @staticmethod
-    def get_impl_cls() -> type[SaccadeCPUAttention]:
-        return SaccadeCPUAttention
-
-    @staticmethod
-    def get_builder_cls() -> type[SaccadeCPUBuilder]:
-        return SaccadeCPUBuilder
 
 
 class SaccadeCPUBuilder(SparseBuilder, CPUAttentionMetadataBuilder):
@@ -67,3 +48,14 @@ class SaccadeCPUAttention(SparseLayer, CPUAttentionBackendImpl):
         if not tiled:
             k = kv_cache.view(blocks, heads, width, block)[:, :, :d].permute(0, 3, 1, 2)
         return KVView(k, v, rows, *self.scales(layer), tiled=tiled)
+
+
+class SaccadeCPUBackend(SparseBackend, CPUAttentionBackend):
+    """vLLM's CPU backend, decoding sparsely."""
+
+    layer, builder = SaccadeCPUAttention, SaccadeCPUBuilder
+
+    @staticmethod
+    def get_supported_kernel_block_sizes(kv_cache_spec: Any = None) -> list[Any]:
+        """Any multiple of 16 tokens, so that a block can be as small as a policy's page."""
+        return [MultipleOf(16)]

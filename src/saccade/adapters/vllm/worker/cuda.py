@@ -1,7 +1,5 @@
 """The backend on CUDA: FLASH_ATTN for prompts and dense layers, our own kernels for what selects or is selected."""
 
-from __future__ import annotations
-
 import logging
 from typing import Any
 
@@ -28,20 +26,6 @@ from .step import BuildParent, Step
 from .worker import serving_of
 
 logger = logging.getLogger("saccade")
-
-
-class SaccadeFlashBackend(SparseBackend, FlashAttentionBackend):
-    """vLLM's FLASH_ATTN, decoding sparsely."""
-
-    supports_kv_cache_update_bypass = False  # or vLLM 0.33 may call us without keys, which a model's kernel has written
-
-    @staticmethod
-    def get_impl_cls() -> type[SaccadeFlashAttention]:
-        return SaccadeFlashAttention
-
-    @staticmethod
-    def get_builder_cls() -> type[SaccadeFlashBuilder]:
-        return SaccadeFlashBuilder
 
 
 class SaccadeFlashBuilder(SparseBuilder, FlashAttentionMetadataBuilder):
@@ -86,7 +70,7 @@ class SaccadeFlashBuilder(SparseBuilder, FlashAttentionMetadataBuilder):
 
     def update_draft_decode_metadata(self, metadata: Step) -> None:
         """Bring a step up to rows that have grown on the device."""
-        sparse = metadata.usual.sparse
+        sparse = metadata.sparse
         assert self._decode_steps is not None and sparse is not None, "this is said not to be supported"
         if self.sparse.serving.plan.bounds_page is not None:
             self._decode_steps.latest(sparse.rows)
@@ -119,6 +103,13 @@ class SaccadeFlashAttention(SparseLayer, FlashAttentionImpl):
         """Of `[blocks, Hkv, block, 2 · d]` by strides: keys are the first d numbers of a token, values the rest."""
         k, v = as_numbers(kv_cache, self.kv_cache_dtype).transpose(1, 2).split(self.head_size, dim=-1)
         return KVView(k, v, rows, *self.scales(layer))
+
+
+class SaccadeFlashBackend(SparseBackend, FlashAttentionBackend):
+    """vLLM's FLASH_ATTN, decoding sparsely."""
+
+    layer, builder = SaccadeFlashAttention, SaccadeFlashBuilder
+    supports_kv_cache_update_bypass = False  # or vLLM 0.33 may call us without keys, which a model's kernel has written
 
 
 def _quantised(query: Tensor, scale: Tensor) -> Tensor:

@@ -8,7 +8,7 @@ from vllm.utils.torch_utils import async_tensor_h2d
 
 from ....types import Rows
 from .sparse import SparseRows
-from .step import BuildParent, Part, Step, Written
+from .step import BuildParent, Step, Written
 
 
 class DecodeSteps:
@@ -44,7 +44,7 @@ class DecodeSteps:
         written = () if self._sparse.serving.plan.bounds_page is None else (Written(rows, self.latest(rows), 1),)
         # Where no layer is left to vLLM's kernel, nobody reads its schedule, which takes three launches.
         dense = build_parent(common, not self._sparse.leaves_layers)
-        return Step(Part(None, self._sparse.all_of(batch, whole, rows)), written, dense)
+        return Step(None, self._sparse.all_of(batch, whole, rows), written=written, dense=dense)
 
     def latest(self, rows: Rows) -> Tensor:
         """Positions of the latest tokens, int32 `[B]`, from lengths on the device to where steps look for them."""

@@ -8,7 +8,7 @@ from torch import Tensor
 from ....types import Rows
 from .mixed_step import written_in
 from .sparse import SparseRows
-from .step import BuildParent, Part, Step, Written
+from .step import BuildParent, Step, Written
 
 
 def prepare(rows: SparseRows, common: Any, build_parent: BuildParent, room: Tensor | None) -> Step:
@@ -26,7 +26,7 @@ def prepare(rows: SparseRows, common: Any, build_parent: BuildParent, room: Tens
         written = (_in_place(common, room, rows.config.model_config.max_model_len),)
     else:
         written = written_in(common, batch or rows.batch(common), page)
-    return Step(Part(build_parent(common, False)), written)
+    return Step(build_parent(common, False), written=written)
 
 
 def _in_place(common: Any, room: Tensor, longest: int) -> Written:

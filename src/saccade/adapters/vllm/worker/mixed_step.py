@@ -5,12 +5,11 @@ from itertools import accumulate
 from typing import Any
 
 import torch
-from torch import Tensor
 from vllm.utils.torch_utils import async_tensor_h2d
 
 from .batch import Batch, selected
 from .sparse import SparseRows
-from .step import BuildParent, Part, Step, Written
+from .step import BuildParent, Step, Written
 from .tokens import Tokens, tokens_of
 
 
@@ -23,18 +22,18 @@ def prepare(rows: SparseRows, common: Any, build_parent: BuildParent) -> Step:
     searched = () if serving.filled and serving.indexes.layers else sparse
     written = written_in(common, batch, serving.plan.bounds_page, searched)
     if not sparse:
-        return Step(Part(build_parent(common, False)), written)
+        return Step(build_parent(common, False), written=written)
     # What captured steps leave to vLLM's kernel is left to it here: ours was not compiled.
     dense = build_parent(common, True) if rows.leaves_layers else None
-    table, lengths = _of_rows(common, sparse, common.block_table_tensor, common.seq_lens)
+    table, lengths = selected(sparse, common.block_table_tensor, common.seq_lens)
     found = rows.of(batch, sparse, table, lengths, tokens_of(common, sparse))
     gone = set(sparse)
     # The rows with new tokens that vLLM's own kernel serves; rows without any pad a batch.
     rest = [row for row, queries in enumerate(batch.queries) if queries and row not in gone]
     if not rest:
-        return Step(Part(None, found), written, dense)
+        return Step(None, found, written=written, dense=dense)
     tokens = tokens_of(common, rest)
-    return Step(Part(build_parent(_only(common, batch, rest, tokens), False), found, tokens), written, dense)
+    return Step(build_parent(_only(common, batch, rest, tokens), False), found, tokens, written, dense)
 
 
 def written_in(common: Any, batch: Batch, page: int | None, searched: Sequence[int] = ()) -> tuple[Written, ...]:
@@ -47,25 +46,18 @@ def written_in(common: Any, batch: Batch, page: int | None, searched: Sequence[i
     if page is None:
         return ()
     waits = common.block_table_tensor.is_cpu
-    rows = enumerate(zip(batch.queries, batch.lengths, strict=True))
+    told = enumerate(zip(batch.queries, batch.lengths, strict=True))
     single = [
-        row for row, (queries, length) in rows if queries == 1 and not (waits and length % page and row not in searched)
+        row for row, (queries, length) in told if queries == 1 and not (waits and length % page and row not in searched)
     ]
     several = [row for row, queries in enumerate(batch.queries) if queries > 1]
-    parts = ((single, 1), (several, common.max_query_len))
-    return tuple(_written_by(common, batch, rows, count) for rows, count in parts if rows)
-
-
-def _written_by(common: Any, batch: Batch, rows: list[int], count: int) -> Written:
-    queries = common.query_start_loc[1:] - common.query_start_loc[:-1]
-    table, lengths, queries = _of_rows(common, rows, common.block_table_tensor, common.seq_lens, queries)
-    longest = None if table.is_cpu else common.max_seq_len
-    return Written(batch.rows(rows, table, lengths, longest=longest), lengths - queries, count)
-
-
-def _of_rows(common: Any, rows: list[int], *tensors: Tensor) -> list[Tensor]:
-    """What stands in some tensors of ascending rows; nothing is copied where these are all."""
-    return [tensor[: len(rows)] for tensor in tensors] if len(rows) == common.num_reqs else selected(rows, *tensors)
+    written, longest = list[Written](), None if waits else common.max_seq_len
+    for rows, count in ((single, 1), (several, common.max_query_len)):
+        if rows:
+            new = common.query_start_loc[1:] - common.query_start_loc[:-1]
+            table, lengths, new = selected(rows, common.block_table_tensor, common.seq_lens, new)
+            written.append(Written(batch.rows(rows, table, lengths, longest=longest), lengths - new, count))
+    return tuple(written)
 
 
 def _only(common: Any, batch: Batch, rest: list[int], tokens: Tokens) -> Any:

@@ -14,7 +14,7 @@ from .requests import requests_of
 from .room import Room
 from .sampling import Sampling
 from .slots import RequestSlots
-from .tokens import AdjacentTokens, Tokens
+from .tokens import Tokens
 from .verified import VerifiedSlots
 from .worker import serving_of
 
@@ -120,7 +120,7 @@ class SparseRows:
         self._state.observers = self.sampling.keeping
         self._state.begin(0)
         # A position for every row: those that pad the batch come last.
-        return Sparse(self._state, rows, AdjacentTokens(slice(rows.batch)))
+        return Sparse(self._state, rows, Tokens(slice(rows.batch)))
 
     def of(self, batch: Batch, chosen: list[int], table: Tensor, lengths: Tensor, tokens: Tokens) -> Sparse:
         """How the S chosen rows of a mixed step decode, with blocks int32 `[S, n]` and lengths int32 `[S]`."""

@@ -1,5 +1,7 @@
 """vLLM's attention metadata of a step, as our layers read it."""
 
+from __future__ import annotations
+
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -33,40 +35,28 @@ class Written:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Part:
-    """Who answers the rows of a step in a layer.
+class Step:
+    """A step, which all layers of an attention group share: who answers its rows.
 
     Attributes:
         parent: metadata of vLLM's own kernel for the rows that attend to everything; None if there are none.
         sparse: the rows that decode under the policy; None if there are none.
         parent_tokens: those that the parent answers.
+        written: its new tokens, rows with one apart from rows with many, so that none is padded to the others; none
+            where no bounds of pages follow them.
+        dense: metadata of vLLM's own kernel for all rows, which alone answers in layers whose heads are all dense;
+            None: they are as the others.
     """
 
     parent: Any | None
     sparse: Sparse | None = None
     parent_tokens: Tokens = ALL
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Step:
-    """A step, which all layers of an attention group share.
-
-    Attributes:
-        usual: who answers in all layers but those that are `dense`.
-        written: its new tokens, rows with one apart from rows with many, so that none is padded to the others; none
-            where no bounds of pages follow them.
-        dense: metadata of vLLM's own kernel for all rows, which answers in layers whose heads are all dense; None: as
-            in the others.
-    """
-
-    usual: Part
-    written: tuple[Written, ...]
+    written: tuple[Written, ...] = ()
     dense: Any | None = None
 
-    def part(self, layer: int) -> Part:
-        """Who answers in a layer, by its number in the model; layers ask once each, in order."""
-        sparse = self.usual.sparse
-        if self.dense is None or sparse is None or not sparse.state.plan.roles.passive[layer]:
-            return self.usual
-        sparse.state.passed(layer, sparse.rows)
-        return Part(self.dense)
+    def part(self, layer: int) -> Step:
+        """As one layer sees it, by its number in the model; layers ask once each, in order."""
+        if self.dense is None or self.sparse is None or not self.sparse.state.plan.roles.passive[layer]:
+            return self
+        self.sparse.state.passed(layer, self.sparse.rows)
+        return Step(self.dense)

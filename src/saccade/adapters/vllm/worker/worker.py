@@ -8,8 +8,10 @@ from typing import Any
 import vllm
 from torch import Tensor
 from vllm.config import get_layers_from_vllm_config
+from vllm.distributed import tensor_model_parallel_all_gather
 from vllm.model_executor.layers.attention import Attention
 from vllm.model_executor.models.utils import extract_layer_index
+from vllm.tokenizers import cached_tokenizer_from_config
 
 from ....checkpoints.text import delimiter_table
 from ....decode.counters import Counters
@@ -136,26 +138,20 @@ def _start(vllm_config: Any) -> Serving:
             recall = RecallObserver(plan.roles.concerned) if options.recall else None
             pause = 0.0 if vllm_config.device_config.device_type == "cpu" else _PAUSE
             steps = StepMetrics(counters, recall, pause, plan.roles.concerned)
-            _count_requests(vllm_config, str(options.policy), steps)
+            name, requests = str(options.policy), requests_of(vllm_config)
+            # Every request is to appear on `/metrics`, and the last steps once the batch has emptied.
+            for one in (name, OFF):
+                metrics.metric("requests", one)
+            if requests is not None:
+                requests.arrived = lambda row: metrics.count("requests", 1, name if row.sparse else OFF)
+                requests.emptied = steps.flush
     # What drafts write is written again: the cache of a lossless engine is exact in rows of any length.
     covered = covered_length(None if options.drafts else plan.selector, vllm_config.model_config.max_model_len)
     attended = Attended(vllm_config, plan.roles.concerned)
     return Serving(options, plan, covered, counters, attended, _levels(vllm_config, plan), recall, steps)
 
 
-def _count_requests(vllm_config: Any, policy: str, steps: StepMetrics) -> None:
-    """Let every request appear on `/metrics`, and the last steps once the batch has emptied."""
-    for name in (policy, OFF):
-        metrics.metric("requests", name)
-    requests = requests_of(vllm_config)
-    if requests is not None:
-        requests.arrived = lambda row: metrics.count("requests", 1, policy if row.sparse else OFF)
-        requests.emptied = steps.flush
-
-
 def _gather(scores: Tensor) -> Tensor:
-    from vllm.distributed import tensor_model_parallel_all_gather
-
     joined: Tensor = tensor_model_parallel_all_gather(scores.contiguous(), dim=1)
     return joined
 
@@ -164,8 +160,6 @@ def _levels(vllm_config: Any, plan: Plan) -> Sequence[int] | None:
     """How text breaks around the pieces of the vocabulary, where a policy reads text."""
     if not plan.reads_text:
         return None
-    from vllm.tokenizers import cached_tokenizer_from_config
-
     tokenizer = cached_tokenizer_from_config(vllm_config.model_config)
     if tokenizer is None:
         logger.warning("saccade: the engine has no tokenizer (skip_tokenizer_init), so chunks have a fixed length")
