@@ -53,6 +53,9 @@ _TUNE = "saccade tune --context 1024 --agreement 0.95 --dtype float32 --output-d
 _UPKEEP = "python -m claims upkeep --budget 256,1024 --json docs/results/upkeep.json --picture docs/images/upkeep.svg"
 _CODER, _GATES = "models/qwen2.5-coder-0.5b", "gates_qwen2.5_coder_0.5b"
 
+_SPEEDS = "v1 more rectified large cluster lossless lossless-28 adaptive rejected qwen3 glm fp8 gemma3 gptoss"
+"""Of which steps there are tables, as their files are called."""
+
 
 def _slice(name: str, shape: str) -> Made:
     """The decode benchmark of the first layers of a model that does not fit."""
@@ -95,6 +98,7 @@ BLOCKS: Mapping[str, Made] = {
     "eviction": Made(eviction, "eviction", "python -m claims eviction"),
     "growth": Made(quality.growth, "growth", "python -m benchmarks growth --json docs/results/growth.json"),
     "serve-h200": _speed("serve_h200"),
+    **{f"serve-h200-{of}": _speed(f"serve_h200_{of.replace('-', '_')}") for of in _SPEEDS.split()},
     "serve-h200-versions": Made(
         partial(serving.versions, file="serve_versions_h200"), "serve_versions_h200", "saccade bench serve"
     ),
@@ -104,26 +108,12 @@ BLOCKS: Mapping[str, Made] = {
     "drafts": Made(partial(lossless.accepted, file="drafts_h200"), "drafts_h200", lossless.COUNTED),
     "drafts-rates": Made(partial(lossless.rates, file="drafts_h200"), "drafts_h200", lossless.COUNTED),
     "serve-h200-engines": Made(serving.engines, "serve_h200", "saccade bench serve"),
-    "serve-h200-v1": _speed("serve_h200_v1"),
-    "serve-h200-more": _speed("serve_h200_more"),
     "serve-h200-more-ceiling": Made(serving.ceiling, "serve_h200_more", "saccade bench serve"),
-    "serve-h200-rectified": _speed("serve_h200_rectified"),
-    "serve-h200-large": _speed("serve_h200_large"),
-    "serve-h200-cluster": _speed("serve_h200_cluster"),
-    "serve-h200-lossless": _speed("serve_h200_lossless"),
-    "serve-h200-lossless-28": _speed("serve_h200_lossless_28"),
-    "serve-h200-adaptive": _speed("serve_h200_adaptive"),
-    "serve-h200-rejected": _speed("serve_h200_rejected"),
-    "serve-h200-qwen3": _speed("serve_h200_qwen3"),
-    "serve-h200-glm": _speed("serve_h200_glm"),
     "serve-h200-glm-ceiling": Made(
         partial(serving.ceiling, least=serving.SHORT), "serve_h200_glm", "saccade bench serve"
     ),
     "agent-h200": Made(partial(serving.day, file="agent_h200"), "agent_h200", "python -m benchmarks agent"),
-    "serve-h200-fp8": _speed("serve_h200_fp8"),
-    "serve-h200-gemma3": _speed("serve_h200_gemma3"),
     "serve-h200-gemma3-ceiling": Made(serving.ceiling, "serve_h200_gemma3", "saccade bench serve"),
-    "serve-h200-gptoss": _speed("serve_h200_gptoss"),
     "serve-h200-gptoss-ceiling": Made(serving.ceiling, "serve_h200_gptoss", "saccade bench serve"),
     "front-methods": Made(partial(_compared, compared.short, "docs/", 8), "compared_8k", _compare(8)),
     **{

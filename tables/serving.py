@@ -9,6 +9,7 @@ from .page import Results, Row, named, told
 
 SHORT = 4096
 """Tokens up to which a row is short: there is little to save."""
+_DAY = {"seconds": "day_over_stock", "tokens_per_second": "over_stock", "alone_tokens_per_second": "alone_over_stock"}
 _CUT_OFF = "The run was cut off before stock came again: how much it drifted is not known."
 
 
@@ -87,8 +88,7 @@ def compared(rows: dict[str, Row], chosen: Sequence[str], time: str, faster: str
 
 def load(results: Results, file: str, command: str | None = None) -> list[str]:
     """Requests per second and, in brackets, over stock, where stock's two runs agree; and how long tokens take."""
-    rows, ran = results["rows"], {f"vLLM {one['vllm']}" for one in results["engines"].values()}
-    names = {**named([row["policy"] for row in rows]), "stock": "stock vLLM", "stock (last)": "stock vLLM, last"}
+    rows, names = results["rows"], _whose(results)
     by_row = "row_tokens_per_second" in rows[0]  # not in results of before
     streamed = rows[0].get("stream")
     body, void = [], []
@@ -105,36 +105,34 @@ def load(results: Results, file: str, command: str | None = None) -> list[str]:
     lines = table([*head, *(["tokens per s of a row"] if by_row else [])], body)
     if void:
         lines += ["", f"Stock's two runs differ too much for a comparison at clients: {', '.join(void)}."]
-    lines += [line for note in results["notes"] for line in ("", f"{note[0].upper()}{note[1:]}.")]
     held = f"{min(row['cached_share'] for row in rows):.0%} of prompts in the prefix cache"
-    parts = [f"{results['shape']} with random weights", held, *sorted(ran)]
-    return [*lines, "", f"{', '.join(parts)}, {told(results['environment'], command or results['command'], file)}"]
+    return [*lines, *_noted(results, file, command, held)]
 
 
 def day(results: Results, file: str) -> list[str]:
     """An agent's day: how long it takes and tokens per second while rows decode, in brackets over stock's."""
-    rows = results["rows"]
-    names = {**named([row["policy"] for row in rows]), "stock": "stock vLLM", STOCK_AGAIN: "stock vLLM, last"}
-    head = ["conversations", "", "the day, s", "tokens per s, decoding", "while no prompt waits", "first token, s"]
-    body = []
-    for row in rows:
-        over = "" if row["void"] or row["policy"].startswith("stock") else " ({:.2f})"
-        times = (
-            ("seconds", "day_over_stock"),
-            ("tokens_per_second", "over_stock"),
-            ("alone_tokens_per_second", "alone_over_stock"),
-        )
-        cells = [f"{row[one]:.0f}{over.format(row[ratio])}" for one, ratio in times]
+    body, names = [], _whose(results)
+    for row in results["rows"]:
+        cells = [str(row["conversations"]), names[row["policy"]]]
+        for what, over in _DAY.items():
+            ratio = "" if row["void"] or row["policy"].startswith("stock") else f" ({row[over]:.2f})"
+            cells.append(f"{row[what]:.0f}{ratio}")
         first, *_, last = row["cached_tokens"]
-        cells += [f"{row['first_ms'] / 1e3:.3f}", f"{first:,.0f} to {last:,.0f}"]
-        body.append([str(row["conversations"]), names[row["policy"]], *cells])
-    lines = table([*head, "cached of a prompt, first turn to last"], body)
-    lines += [line for note in results["notes"] for line in ("", f"{note[0].upper()}{note[1:]}.")]
-    if STOCK_AGAIN not in results["engines"]:
-        lines += ["", _CUT_OFF]
-    ran = {f"vLLM {one['vllm']}" for one in results["engines"].values()}
-    parts = [f"{results['shape']} with random weights", *sorted(ran)]
-    return [*lines, "", f"{', '.join(parts)}, {told(results['environment'], results['command'], file)}"]
+        body.append([*cells, f"{row['first_ms'] / 1e3:.3f}", f"{first:,.0f} to {last:,.0f}"])
+    head = ["conversations", "", "the day, s", "tokens per s, decoding", "while no prompt waits", "first token, s"]
+    again = [] if STOCK_AGAIN in results["engines"] else ["", _CUT_OFF]
+    return [*table([*head, "cached of a prompt, first turn to last"], body), *again, *_noted(results, file)]
+
+
+def _whose(results: Results) -> dict[str, str]:
+    return named(row["policy"] for row in results["rows"]) | {"stock": "stock vLLM", STOCK_AGAIN: "stock vLLM, last"}
+
+
+def _noted(results: Results, file: str, command: str | None = None, *about: str) -> list[str]:
+    ran = sorted({f"vLLM {one['vllm']}" for one in results["engines"].values()})
+    notes = [line for note in results["notes"] for line in ("", f"{note[0].upper()}{note[1:]}.")]
+    parts = ", ".join([f"{results['shape']} with random weights", *about, *ran])
+    return [*notes, "", f"{parts}, {told(results['environment'], command or results['command'], file)}"]
 
 
 def ceiling(results: Results, least: int | None = None) -> list[str]:
@@ -152,7 +150,6 @@ def ceiling(results: Results, least: int | None = None) -> list[str]:
 def slower(results: Results) -> list[str]:
     """The worst of every policy against stock, for short rows and for longer ones, where stock's two runs agree."""
     chosen, body = policies(results), []
-    names = named(chosen)
     for policy in chosen:
         cells = []
         for wanted in (True, False):
@@ -163,7 +160,7 @@ def slower(results: Results) -> list[str]:
             }
             context, batch = max(own, key=own.__getitem__, default=(0, 0))
             cells.append(f"{own[context, batch]:.2f} ({size(context)} × {batch})" if own else "–")
-        body.append([names[policy], *cells])
+        body.append([*named([policy]).values(), *cells])
     return table(["policy", f"worst up to {size(SHORT)} tokens", "worst beyond"], body)
 
 
