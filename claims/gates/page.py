@@ -23,12 +23,17 @@ WANTED: Results = {
 """How gates of another model than the bundled one are to be trained, as a file says it."""
 
 
+def file_of(model: str | None) -> str:
+    """What the file of a model's gates in docs/results is called, None: of the bundled one."""
+    return "gates" if model is None else f"gates_{slug(model)}"
+
+
 def command(trial: Results, model: str | None = None) -> str:
     """What makes the file of a model, None: of the bundled one."""
-    variants, name = ",".join(dict.fromkeys(run["variant"] for run in trial["runs"])), "gates"
+    variants, name = ",".join(dict.fromkeys(run["variant"] for run in trial["runs"])), file_of(model)
     same = more = ""
     if model is not None:
-        name, same = f"gates_{slug(model)}", f" --model {model} --dtype {trial['dtype']}"
+        same = f" --model {model} --dtype {trial['dtype']}"
         shortest, longest = trial["lengths"]
         more = f" --steps {trial['steps']} --lengths {shortest},{longest} --task {trial['task']}"
     file, apart = f"results/{name}/gates.json", f" --output-dir results/{name}" if same else ""
@@ -37,9 +42,14 @@ def command(trial: Results, model: str | None = None) -> str:
     return f"{train} && python -m claims roles {file}{same}{asked} && cp {file} docs/results{kept}"
 
 
+def made(model: str) -> tuple[str, str]:
+    """The file of a published model's gates, and what makes it."""
+    return file_of(model), command(WANTED, model)
+
+
 def section(results: Results, model: str | None = None) -> list[str]:
     """Markdown: where each variant has ended, over its seeds, and the answers that its roles keep."""
-    file = "gates" if model is None else f"gates_{slug(model)}"
+    file = file_of(model)
     budgets = results["answers"]["budgets"] if "answers" in results else []
     heads = ["gates", "scale", "expected open", "undecided", "above one half"]
     kept = ("those above one half", f"the best {results['target']}")
