@@ -51,7 +51,8 @@ def test_a_second_turn_finds_what_is_clean(first: int, tokens: int, how: dict[st
     """
     last, asked = first + tokens - 1, (first, tokens)
     assert found("quest:budget=16", 0, *asked, **how) == first // BLOCK * BLOCK
-    assert found("quest:budget=16", 17, *asked, **how) == min(max(first, 17), last) // BLOCK * BLOCK
+    for covered in (15, 16):
+        assert found("quest:budget=16", covered, *asked, **how) == min(max(first, covered), last) // BLOCK * BLOCK
     assert found("dense", 512, *asked, **how) == last // BLOCK * BLOCK
     assert found("quest:budget=16", 0, *asked, {"extra_args": OFF}, **how) == last // BLOCK * BLOCK
 
