@@ -17,6 +17,7 @@ from saccade.adapters.hf.call import Call, Caller, Callers
 
 from . import tiny
 from .tiny import prompt
+from .ways import paired
 
 POLICIES = [
     "quest:page=4,budget=8",
@@ -45,8 +46,7 @@ class Asking(LogitsProcessor, StoppingCriteria):  # type: ignore[misc]  # transf
         return torch.zeros(len(input_ids), dtype=torch.bool) if self.stops else scores
 
 
-@pytest.mark.parametrize("by", ["stopping_criteria", "logits_processor"])
-@pytest.mark.parametrize("policy", [*POLICIES, VERIFIED])
+@pytest.mark.parametrize(("policy", "by"), paired([*POLICIES, VERIFIED], ["stopping_criteria", "logits_processor"]))
 def test_a_text_inside_of_generate_is_read_as_outside_of_it(policy: str, by: str) -> None:
     model = tiny.llama()
     with saccade.sparsify(model, policy) as run:
@@ -79,8 +79,7 @@ def filled(model: Any) -> DynamicCache:
     return cache
 
 
-@pytest.mark.parametrize("policy", POLICIES)
-def test_a_block_around_a_yield_is_refused(policy: str) -> None:
+def test_a_block_around_a_yield_is_refused() -> None:
     """Wherever the generator runs on, and for whoever calls the model in between."""
     model = tiny.llama()
 
@@ -90,7 +89,7 @@ def test_a_block_around_a_yield_is_refused(policy: str) -> None:
             for number in range(3):
                 yield pairs(model, cache, number)
 
-    with saccade.sparsify(model, policy) as run:
+    with saccade.sparsify(model, POLICIES[0]) as run:
         assert len(list(stream(run))) == 3  # nobody has called the model elsewhere
         generator = stream(run)
         contextvars.copy_context().run(next, generator)
@@ -104,8 +103,7 @@ def test_a_block_around_a_yield_is_refused(policy: str) -> None:
         filled(model)
 
 
-@pytest.mark.parametrize("policy", POLICIES)
-def test_a_block_that_is_closed_before_the_yield_holds(policy: str) -> None:
+def test_a_block_that_is_closed_before_the_yield_holds() -> None:
     """In one context or in several, with somebody's prompt in between; also through context managers of their own."""
     model = tiny.llama()
 
@@ -122,7 +120,7 @@ def test_a_block_that_is_closed_before_the_yield_holds(policy: str) -> None:
                 logits = pairs(model, cache, number)
             yield logits
 
-    with saccade.sparsify(model, policy) as run:
+    with saccade.sparsify(model, POLICIES[0]) as run:
         cache = filled(model)
         with run.decoding():
             expected = [pairs(model, cache, number) for number in range(3)]

@@ -14,7 +14,6 @@ import saccade
 from saccade.adapters.hf.call import Call, Caller, named
 from saccade.adapters.hf.effect import Text, require_shape
 from saccade.checkpoints.versions import cache_argument
-from walking import in_turn
 
 from .tiny import by_hand, fresh, prompt
 from .ways import VERSION, WAYS, paired
@@ -71,10 +70,7 @@ if VERSION < (5,):
     del COUNTED["compressed"]
 
 
-@pytest.mark.parametrize(
-    ("policy", "way"),
-    in_turn(SMALL, COUNTED),
-)
+@pytest.mark.parametrize(("policy", "way"), paired(SMALL, COUNTED))
 def test_every_new_token_but_the_first_is_a_counted_step(model: Any, policy: str, way: str) -> None:
     with saccade.sparsify(model, SMALL[policy]) as run:
         COUNTED[way](model)

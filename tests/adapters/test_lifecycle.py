@@ -1,7 +1,8 @@
 """Attaching and restoring, several models and caches at once, and what a cache goes through between calls."""
 
 import copy
-import functools
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 from unittest.mock import Mock
@@ -15,6 +16,7 @@ import saccade
 
 from . import tiny
 from .checking import OracleObserver
+from .test_layer_kinds import hybrid
 from .ways import VERSION
 
 BUDGET = 9
@@ -42,10 +44,16 @@ def logits(model: Any) -> torch.Tensor:
 
 
 @pytest.mark.parametrize(
-    ("spec", "attention"), [("dense", "sdpa"), (tiny.spec("quest", BUDGET), "eager"), (VERIFIED, "sdpa")]
+    ("spec", "make", "attention"),
+    [
+        ("dense", tiny.fresh, "sdpa"),
+        (tiny.spec("quest", BUDGET), tiny.fresh, "eager"),
+        (VERIFIED, tiny.fresh, "sdpa"),
+        ("streaming:budget=9", partial(hybrid, "llama4_text"), "eager"),
+    ],
 )
-def test_restore_gives_back_the_stock_model(spec: str, attention: str) -> None:
-    model = tiny.fresh(attention=attention)
+def test_restore_gives_back_the_stock_model(spec: str, make: Callable[..., PreTrainedModel], attention: str) -> None:
+    model = make(attention=attention)
     before, configuration, expected = traces(model), model.config.to_dict(), logits(model)
     generate_function = model.generate.__func__
     with saccade.sparsify(model, spec):
@@ -59,7 +67,7 @@ def test_restore_gives_back_the_stock_model(spec: str, attention: str) -> None:
 
 def test_restore_gives_back_what_stood_on_the_instance() -> None:
     model = tiny.fresh()
-    model.generate = stood = functools.partial(model.generate)
+    model.generate = stood = partial(model.generate)
     with saccade.sparsify(model, "dense"):
         assert model.generate is not stood
     assert model.generate is stood

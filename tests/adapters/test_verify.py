@@ -187,7 +187,7 @@ def interrupt(model: PreTrainedModel, layer: int, after: int) -> Any:
     return model.get_decoder().layers[layer].register_forward_pre_hook(stop)
 
 
-@pytest.mark.parametrize(("layer", "after"), [(0, 4), (2, 0), (2, 2)])
+@pytest.mark.parametrize(("layer", "after"), [(0, 4), (2, 2)])
 @torch.no_grad()
 def test_an_interrupted_draft_leaves_the_cache_as_it_was(layer: int, after: int) -> None:
     model, tokens = tiny.llama(), tiny.prompt(4, seed=3)
