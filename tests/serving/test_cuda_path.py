@@ -329,10 +329,3 @@ def test_vllm_judges_what_a_policy_can_decode_from_and_we_the_rest(
         for name in ("auto", "fp8", "fp8_e4m3", "fp8_e5m2", "int8_per_token_head")
     }
     assert [name for name, reasons in found.items() if reasons] == ([] if supported else ["fp8", "fp8_e4m3"])
-
-
-def test_layers_differ_in_their_factors(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Or a layer that reads another's would pass for right."""
-    engine = CudaEngine(monkeypatch, PAGES, cache="fp8")
-    for name in ("_q_scale", "_k_scale", "_v_scale"):
-        assert len({float(getattr(layer, name)) for layer in engine.layers}) == LAYERS
