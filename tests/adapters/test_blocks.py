@@ -4,7 +4,6 @@ import asyncio
 import contextlib
 import contextvars
 from collections.abc import AsyncIterator, Iterator
-from contextlib import suppress
 from copy import deepcopy
 from typing import Any
 
@@ -13,7 +12,7 @@ import torch
 from transformers import DynamicCache, LogitsProcessor, StoppingCriteria
 
 import saccade
-from saccade.adapters.hf.call import Call, Caller, Callers
+from saccade.adapters.hf.call import Call, Caller
 
 from . import tiny
 from .tiny import prompt
@@ -184,15 +183,3 @@ def test_an_asynchronous_generator() -> None:
 def test_positions_are_prompt_or_decode(known: dict[str, Any], past: int, queries: int, prompt: int) -> None:
     again = known.get("purpose") == "check"
     assert Caller(**known).call(past, queries) == Call(past, queries, prompt, again=again)
-
-
-def test_what_was_known_before_holds_again() -> None:
-    callers = Callers()
-    with callers.knowing(prompt=7):
-        with suppress(KeyboardInterrupt), callers.knowing(prompt=9, decoding=True):
-            assert callers.here == Caller(prompt=9, decoding=True)
-            raise KeyboardInterrupt
-        assert callers.here == Caller(prompt=7)
-        with pytest.raises(TypeError), callers.knowing(prompts=9):
-            pass
-    assert callers.here == Caller()

@@ -78,23 +78,14 @@ def test_every_new_token_but_the_first_is_a_counted_step(model: Any, policy: str
     assert steps == {NEW - 1}
 
 
-def test_inputs_by_position_are_those_by_name(model: Any) -> None:
-    """A decoder takes its cache by position as well."""
-    cache = DynamicCache()
-    with saccade.sparsify(model, SMALL["window"]) as run, torch.no_grad():
-        model.model(prompt(), None, None, cache)
-        model.model(prompt(1), None, None, cache)
-        assert run.stats().steps == 1
-    assert cache.get_seq_length() == 31
-
-
-def test_the_name_of_former_versions_is_that_of_this_one(model: Any) -> None:
+def test_inputs_by_position_or_by_a_former_name_are_those_by_name(model: Any) -> None:
     cache = DynamicCache()
     assert named(["ids", "cache"], "cache", [1], {"past_key_values": cache}) == {"ids": 1, "cache": cache}
     with saccade.sparsify(model, SMALL["window"]) as run, torch.no_grad():
-        model.model(prompt(), past_key_values=cache)
+        model.model(prompt(), None, None, cache)
         model.model(prompt(1), past_key_values=cache)
         assert run.stats().steps == 1
+    assert cache.get_seq_length() == 31
 
 
 def test_other_texts_inside_of_generate_are_none_of_its_own(model: Any) -> None:

@@ -3,14 +3,13 @@
 import copy
 from collections.abc import Callable
 from functools import partial
-from pathlib import Path
 from typing import Any
 from unittest.mock import Mock
 
 import peft
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, CompileConfig, DynamicCache, PreTrainedModel, StaticCache
+from transformers import CompileConfig, DynamicCache, PreTrainedModel, StaticCache
 
 import saccade
 
@@ -241,20 +240,6 @@ def test_peft_lora() -> None:
     with saccade.sparsify(model, spec, observers=(OracleObserver(spec),)):
         generate(model)
     assert generate(model) == stock
-
-
-def test_device_map_of_one_device(tmp_path: Path) -> None:
-    """accelerate's hooks stay in place."""
-    tiny.fresh().save_pretrained(tmp_path)
-    model = AutoModelForCausalLM.from_pretrained(tmp_path, device_map={"model": "cpu", "lm_head": "cpu"})
-    stock = generate(model)
-    before = traces(model)
-    with saccade.sparsify(model, tiny.spec("quest")):
-        assert generate(model) == stock
-    spec = tiny.spec("quest", BUDGET)
-    with saccade.sparsify(model, spec, observers=(OracleObserver(spec),)):
-        generate(model)
-    assert generate(model) == stock and traces(model) == before
 
 
 def test_peft_prompt_learning_is_refused() -> None:

@@ -209,14 +209,6 @@ def test_modules_that_peft_wraps_are_left_alone(calls: list[int]) -> None:
     assert traces(model) == before
 
 
-def test_without_the_library(monkeypatch: pytest.MonkeyPatch) -> None:
-    model = fresh()
-    before = traces(model)
-    monkeypatch.setattr(native, "library", lambda: None)
-    with native_products(model) as run:
-        assert run.count == 0 and traces(model) == before
-
-
 def test_with_a_policy() -> None:
     """Attached and restored in either order with a run."""
     model = fresh()
