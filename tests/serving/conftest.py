@@ -24,7 +24,7 @@ if TYPE_CHECKING:  # xdist's own process runs no test, and its workers wait for 
 
 MAX_STARTS = 56
 """Of engines, in all that `make test-vllm` runs, which leaves out what walks."""
-STARTS_OF_8_BITS = 3
+STARTS_OF_8_BITS = 4
 """More, where the CPU can hold caches of 8 bits: `engines.eight_bits` leaves their tests out elsewhere."""
 EVERY_TIME = "not walk"
 VISITING = ("test_one_engine", "test_rectified_cache", "test_requests")

@@ -8,13 +8,14 @@ from typing import Any
 
 import pytest
 import torch
-from engines import Answer, Engines, answers, eight_bits, force_own_path, greedy, prompts, runner
+from engines import Answer, Engines, answers, core, eight_bits, force_own_path, greedy, prompt_of, prompts, runner
 from vllm import _custom_ops as ops
 from vllm.platforms import current_platform
 
 from saccade.adapters.vllm import checks
 from saccade.adapters.vllm.worker import cpu
 from saccade.adapters.vllm.worker.backend import SparseBuilder
+from saccade.adapters.vllm.worker.page_bounds import BlockBounds
 from saccade.types import Rows
 from walking import among
 
@@ -61,6 +62,40 @@ def test_a_budget_that_covers_all_decodes_what_stock_does(
             assert one.tokens == other.tokens
             far = max(abs(a - b) for a, b in zip(one.logprobs, other.logprobs, strict=True))
             assert far < 5e-3
+
+
+@eight_bits
+def test_bounds_bound_what_the_cache_stands_for(engines: Engines) -> None:
+    """In the engine's own pages, of every layer that selects, for every full page that a prompt filled."""
+    engine = engines.sparse("quest:budget=64,page=16", **FP8)
+    scale(engine)
+    (prompt,) = prompts(150)
+    engine.llm_engine.add_request("one", prompt_of(prompt), greedy(8))
+    for _ in range(3):
+        engine.llm_engine.step()
+    (request,) = core(engine).scheduler.requests.values()
+    (blocks,) = core(engine).scheduler.kv_cache_manager.get_block_ids(request.request_id)
+    seen = 0
+    for layer in layers_of(engine):
+        number = int(layer.layer_name.split(".")[2])
+        bounds = layer.impl.serving.indexes.layers.get(number)
+        if bounds is None:
+            continue
+        assert isinstance(bounds, BlockBounds)
+        assert bounds.lower.dtype == torch.float8_e4m3fn
+        table = torch.tensor([blocks], dtype=torch.int32)
+        kv = layer.impl.view(layer, layer.kv_cache, Rows.on_host(table, [0], [150]))
+        assert kv.k_scale is not None
+        factor = kv.k_scale.double()[:, None]
+        keys = kv.k[blocks].flatten(0, 1)[:144].double() * factor
+        for page, own in enumerate(keys.split(16)):
+            low, high = (
+                side[blocks[page // 2], :, page % 2].double() * factor for side in (bounds.lower, bounds.upper)
+            )
+            assert torch.equal(own.amin(0), low)
+            assert torch.equal(own.amax(0), high)
+            seen += 1
+    assert seen == 10 * 9
 
 
 def test_on_a_gpu_vllms_kernel_answers_in_bfloat16_alone(monkeypatch: pytest.MonkeyPatch) -> None:
