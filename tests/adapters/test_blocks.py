@@ -4,7 +4,6 @@ import asyncio
 import contextlib
 import contextvars
 from collections.abc import AsyncIterator, Iterator
-from contextlib import suppress
 from copy import deepcopy
 from typing import Any
 
@@ -13,10 +12,11 @@ import torch
 from transformers import DynamicCache, LogitsProcessor, StoppingCriteria
 
 import saccade
-from saccade.adapters.hf.call import Call, Caller, Callers
+from saccade.adapters.hf.call import Call, Caller
 
 from . import tiny
 from .tiny import prompt
+from .ways import paired
 
 POLICIES = [
     "quest:page=4,budget=8",
@@ -45,8 +45,7 @@ class Asking(LogitsProcessor, StoppingCriteria):  # type: ignore[misc]  # transf
         return torch.zeros(len(input_ids), dtype=torch.bool) if self.stops else scores
 
 
-@pytest.mark.parametrize("by", ["stopping_criteria", "logits_processor"])
-@pytest.mark.parametrize("policy", [*POLICIES, VERIFIED])
+@pytest.mark.parametrize(("policy", "by"), paired([*POLICIES, VERIFIED], ["stopping_criteria", "logits_processor"]))
 def test_a_text_inside_of_generate_is_read_as_outside_of_it(policy: str, by: str) -> None:
     model = tiny.llama()
     with saccade.sparsify(model, policy) as run:
@@ -79,8 +78,7 @@ def filled(model: Any) -> DynamicCache:
     return cache
 
 
-@pytest.mark.parametrize("policy", POLICIES)
-def test_a_block_around_a_yield_is_refused(policy: str) -> None:
+def test_a_block_around_a_yield_is_refused() -> None:
     """Wherever the generator runs on, and for whoever calls the model in between."""
     model = tiny.llama()
 
@@ -90,7 +88,7 @@ def test_a_block_around_a_yield_is_refused(policy: str) -> None:
             for number in range(3):
                 yield pairs(model, cache, number)
 
-    with saccade.sparsify(model, policy) as run:
+    with saccade.sparsify(model, POLICIES[0]) as run:
         assert len(list(stream(run))) == 3  # nobody has called the model elsewhere
         generator = stream(run)
         contextvars.copy_context().run(next, generator)
@@ -104,8 +102,7 @@ def test_a_block_around_a_yield_is_refused(policy: str) -> None:
         filled(model)
 
 
-@pytest.mark.parametrize("policy", POLICIES)
-def test_a_block_that_is_closed_before_the_yield_holds(policy: str) -> None:
+def test_a_block_that_is_closed_before_the_yield_holds() -> None:
     """In one context or in several, with somebody's prompt in between; also through context managers of their own."""
     model = tiny.llama()
 
@@ -122,7 +119,7 @@ def test_a_block_that_is_closed_before_the_yield_holds(policy: str) -> None:
                 logits = pairs(model, cache, number)
             yield logits
 
-    with saccade.sparsify(model, policy) as run:
+    with saccade.sparsify(model, POLICIES[0]) as run:
         cache = filled(model)
         with run.decoding():
             expected = [pairs(model, cache, number) for number in range(3)]
@@ -186,15 +183,3 @@ def test_an_asynchronous_generator() -> None:
 def test_positions_are_prompt_or_decode(known: dict[str, Any], past: int, queries: int, prompt: int) -> None:
     again = known.get("purpose") == "check"
     assert Caller(**known).call(past, queries) == Call(past, queries, prompt, again=again)
-
-
-def test_what_was_known_before_holds_again() -> None:
-    callers = Callers()
-    with callers.knowing(prompt=7):
-        with suppress(KeyboardInterrupt), callers.knowing(prompt=9, decoding=True):
-            assert callers.here == Caller(prompt=9, decoding=True)
-            raise KeyboardInterrupt
-        assert callers.here == Caller(prompt=7)
-        with pytest.raises(TypeError), callers.knowing(prompts=9):
-            pass
-    assert callers.here == Caller()

@@ -25,7 +25,6 @@ MODES = {
     "published": "less_is_more:reselect=3,dense_layers=1,budget=12",
     "rewritten": "exact_topk:budget=8,rectify=3",
     "verified": "exact_topk:budget=8,rectify=3:verify",
-    "dense": "dense",
 }
 
 

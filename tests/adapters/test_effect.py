@@ -14,7 +14,6 @@ import saccade
 from saccade.adapters.hf.call import Call, Caller, named
 from saccade.adapters.hf.effect import Text, require_shape
 from saccade.checkpoints.versions import cache_argument
-from walking import in_turn
 
 from .tiny import by_hand, fresh, prompt
 from .ways import VERSION, WAYS, paired
@@ -60,6 +59,8 @@ def compressed(model: Any) -> Any:
 
 COUNTED: dict[str, Callable[[Any], Any]] = {
     **{"whole": whole, "second turn": second_turn, "compressed": compressed},
+    # The first token is transformers' own.
+    "no input": generate,
     "one token": lambda model: generate(model, input_ids=prompt(1)),
     "new turn": lambda model: second_turn(model, cut=11),
     "one by one": lambda model: generate(model, input_ids=prompt(), prefill_chunk_size=1),
@@ -71,10 +72,7 @@ if VERSION < (5,):
     del COUNTED["compressed"]
 
 
-@pytest.mark.parametrize(
-    ("policy", "way"),
-    in_turn(SMALL, COUNTED),
-)
+@pytest.mark.parametrize(("policy", "way"), paired(SMALL, COUNTED))
 def test_every_new_token_but_the_first_is_a_counted_step(model: Any, policy: str, way: str) -> None:
     with saccade.sparsify(model, SMALL[policy]) as run:
         COUNTED[way](model)
@@ -82,34 +80,14 @@ def test_every_new_token_but_the_first_is_a_counted_step(model: Any, policy: str
     assert steps == {NEW - 1}
 
 
-def test_inputs_by_position_are_those_by_name(model: Any) -> None:
-    """A decoder takes its cache by position as well."""
-    cache = DynamicCache()
-    with saccade.sparsify(model, SMALL["window"]) as run, torch.no_grad():
-        model.model(prompt(), None, None, cache)
-        model.model(prompt(1), None, None, cache)
-        assert run.stats().steps == 1
-    assert cache.get_seq_length() == 31
-
-
-def test_the_name_of_former_versions_is_that_of_this_one(model: Any) -> None:
+def test_inputs_by_position_or_by_a_former_name_are_those_by_name(model: Any) -> None:
     cache = DynamicCache()
     assert named(["ids", "cache"], "cache", [1], {"past_key_values": cache}) == {"ids": 1, "cache": cache}
     with saccade.sparsify(model, SMALL["window"]) as run, torch.no_grad():
-        model.model(prompt(), past_key_values=cache)
+        model.model(prompt(), None, None, cache)
         model.model(prompt(1), past_key_values=cache)
         assert run.stats().steps == 1
-
-
-def test_other_texts_inside_of_generate_are_none_of_its_own(model: Any) -> None:
-    """Guidance asks the model about a second text; without an input the first token is transformers' own."""
-    guided = generate(model, input_ids=prompt(), guidance_scale=1.5)
-    with saccade.sparsify(model, "exact_topk:budget=250") as run:
-        assert generate(model, input_ids=prompt(), guidance_scale=1.5).tolist() == guided.tolist()
-        assert run.stats().steps > 0
-    with saccade.sparsify(model, SMALL["window"]) as run:
-        generate(model)
-        assert run.stats().steps == NEW - 1
+    assert cache.get_seq_length() == 31
 
 
 def test_a_whole_call_may_be_a_checkpoint(model: Any) -> None:

@@ -17,7 +17,7 @@ def stock(way: str) -> torch.Tensor:
     return WAYS[way](tiny.llama())
 
 
-@pytest.mark.parametrize(("policy", "way"), by_kind(tiny.COVERING, also=("tidal-query", "tidal, rectified")))
+@pytest.mark.parametrize(("policy", "way"), by_kind(tiny.COVERING, also=("tidal, rectified",)))
 def test_same_tokens_as_stock_on_the_sparse_path(policy: str, way: str, request: pytest.FixtureRequest) -> None:
     if policy == "tidal, rectified" and "static" in way:
         request.applymarker(STATIC_RECTIFIED)

@@ -240,21 +240,6 @@ def test_below_the_budget_only_full_attention_is_another(one: tuple[str, str], s
     assert all(0 < layers[layer].share < 1 for layer in FULL_LAYERS)
 
 
-@pytest.mark.parametrize(("name", "attention"), [one for one in ATTENTIONS if one[0] in ("gemma2", "llama4_text")])
-def test_restoring_leaves_the_model_as_it_was(name: str, attention: str) -> None:
-    model = hybrid(name, attention=attention)
-    state = {key: value.clone() for key, value in model.state_dict().items()}
-    held = [dict(vars(module)) for module in model.modules()]
-    tokens, stock = logits(model)
-    with saccade.sparsify(model, f"streaming:budget={BUDGET}"):
-        logits(model)
-    assert model.config._attn_implementation == attention
-    assert [dict(vars(module)) for module in model.modules()] == held
-    assert all(torch.equal(value, state[key]) for key, value in model.state_dict().items())
-    again, after = logits(model)
-    assert torch.equal(again, tokens) and torch.equal(after, stock)
-
-
 def test_a_model_call_without_a_cache_of_its_own_makes_the_right_one() -> None:
     model = hybrid("gemma3_text")
     with torch.no_grad(), saccade.sparsify(model, covering()):

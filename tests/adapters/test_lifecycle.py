@@ -1,20 +1,21 @@
 """Attaching and restoring, several models and caches at once, and what a cache goes through between calls."""
 
 import copy
-import functools
-from pathlib import Path
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 from unittest.mock import Mock
 
 import peft
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, CompileConfig, DynamicCache, PreTrainedModel, StaticCache
+from transformers import CompileConfig, DynamicCache, PreTrainedModel, StaticCache
 
 import saccade
 
 from . import tiny
 from .checking import OracleObserver
+from .test_layer_kinds import hybrid
 from .ways import VERSION
 
 BUDGET = 9
@@ -42,10 +43,16 @@ def logits(model: Any) -> torch.Tensor:
 
 
 @pytest.mark.parametrize(
-    ("spec", "attention"), [("dense", "sdpa"), (tiny.spec("quest", BUDGET), "eager"), (VERIFIED, "sdpa")]
+    ("spec", "make", "attention"),
+    [
+        ("dense", tiny.fresh, "sdpa"),
+        (tiny.spec("quest", BUDGET), tiny.fresh, "eager"),
+        (VERIFIED, tiny.fresh, "sdpa"),
+        ("streaming:budget=9", partial(hybrid, "llama4_text"), "eager"),
+    ],
 )
-def test_restore_gives_back_the_stock_model(spec: str, attention: str) -> None:
-    model = tiny.fresh(attention=attention)
+def test_restore_gives_back_the_stock_model(spec: str, make: Callable[..., PreTrainedModel], attention: str) -> None:
+    model = make(attention=attention)
     before, configuration, expected = traces(model), model.config.to_dict(), logits(model)
     generate_function = model.generate.__func__
     with saccade.sparsify(model, spec):
@@ -59,7 +66,7 @@ def test_restore_gives_back_the_stock_model(spec: str, attention: str) -> None:
 
 def test_restore_gives_back_what_stood_on_the_instance() -> None:
     model = tiny.fresh()
-    model.generate = stood = functools.partial(model.generate)
+    model.generate = stood = partial(model.generate)
     with saccade.sparsify(model, "dense"):
         assert model.generate is not stood
     assert model.generate is stood
@@ -233,20 +240,6 @@ def test_peft_lora() -> None:
     with saccade.sparsify(model, spec, observers=(OracleObserver(spec),)):
         generate(model)
     assert generate(model) == stock
-
-
-def test_device_map_of_one_device(tmp_path: Path) -> None:
-    """accelerate's hooks stay in place."""
-    tiny.fresh().save_pretrained(tmp_path)
-    model = AutoModelForCausalLM.from_pretrained(tmp_path, device_map={"model": "cpu", "lm_head": "cpu"})
-    stock = generate(model)
-    before = traces(model)
-    with saccade.sparsify(model, tiny.spec("quest")):
-        assert generate(model) == stock
-    spec = tiny.spec("quest", BUDGET)
-    with saccade.sparsify(model, spec, observers=(OracleObserver(spec),)):
-        generate(model)
-    assert generate(model) == stock and traces(model) == before
 
 
 def test_peft_prompt_learning_is_refused() -> None:

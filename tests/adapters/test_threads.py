@@ -117,18 +117,6 @@ def test_an_attached_drafter_runs_inside_of_an_attached_model() -> None:
         assert one.stats().steps > steps[0] and two.stats().steps > 2 * steps[1]
 
 
-@torch.no_grad()
-def test_decoding_is_said_by_one_thread_for_itself() -> None:
-    model, ids = tiny.fresh(), tiny.prompt()
-    with saccade.sparsify(model, POLICIES["quest"]) as run:
-        prompt = model(ids).logits
-        with run.decoding():
-            assert torch.equal(together(lambda: model(ids).logits)[0], prompt)
-            assert run.stats().steps == 0
-        paused(model, lambda: generated(model, ids), lambda: model(ids))
-        assert run.stats().steps == NEW - 1
-
-
 def test_a_task_takes_along_what_was_said() -> None:
     """Two tasks of one thread, of which one decodes; its call runs in another thread, as servers do it."""
     model, ids = tiny.fresh(), tiny.prompt()

@@ -12,7 +12,7 @@ from forcing import sparse_below_the_budget
 
 from . import tiny
 from .rectified import SMALLEST, specs, twin
-from .ways import ENDLESS, STATIC_RECTIFIED, WAYS, generate, offered
+from .ways import STATIC_RECTIFIED, WAYS, generate, offered
 
 LONG = 40
 
@@ -187,7 +187,7 @@ def interrupt(model: PreTrainedModel, layer: int, after: int) -> Any:
     return model.get_decoder().layers[layer].register_forward_pre_hook(stop)
 
 
-@pytest.mark.parametrize(("layer", "after"), [(0, 4), (2, 0), (2, 2)])
+@pytest.mark.parametrize(("layer", "after"), [(0, 4), (2, 2)])
 @torch.no_grad()
 def test_an_interrupted_draft_leaves_the_cache_as_it_was(layer: int, after: int) -> None:
     model, tokens = tiny.llama(), tiny.prompt(4, seed=3)
@@ -278,20 +278,3 @@ def test_nothing_is_drafted_beyond_the_end() -> None:
         with saccade.sparsify(tiny.llama(), "quest:page=4,budget=4,dense_layers=0,rectify=32:verify") as run:
             generate(tiny.llama(), **asked)
             assert run.stats().drafted == 1, asked
-
-
-@pytest.mark.parametrize(
-    "policy", ["lychee_cluster:sinks=1,chunk_min=2,chunk_max=4,dense_layers=1,budget=12,rectify=3"]
-)
-def test_several_tokens_at_once_never_overrun_the_budget(policy: str) -> None:
-    """An index holds back what is unclean; a call of more tokens than that is dense."""
-    most: list[int] = []
-
-    class Widest:
-        def observe(self, layer: int, span: Any, q: Any, kv: Any, selection: Any, softmax: Any) -> None:
-            if selection is not None:
-                most.append(int(selection.tokens(kv.rows.seq_lens).max()))
-
-    with saccade.sparsify(tiny.llama(), policy, observers=(Widest(),)):
-        generate(tiny.llama(), max_new_tokens=20, prompt_lookup_num_tokens=10, max_matching_ngram_size=1, **ENDLESS)
-    assert most and max(most) <= 12

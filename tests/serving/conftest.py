@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import sys
 
 os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
@@ -65,6 +66,15 @@ def engines(all_engines: Engines) -> Iterator[Engines]:
 def visited(all_engines: Engines, policy: str) -> LLM:
     """The engine that all tests of this policy share: prompts in chunks, and a prefix cache."""
     return all_engines.visit(policy, **VISIT)
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """The bundled model without its recipe."""
+    from saccade.checkpoints.bundled import model_path
+    from saccade.recipes.recipe import NAME
+
+    return shutil.copytree(model_path(), tmp_path / "model", ignore=shutil.ignore_patterns(NAME), copy_function=os.link)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -5,7 +5,6 @@ import pickle
 from collections.abc import Iterator
 from dataclasses import replace
 from functools import cache
-from itertools import accumulate
 from typing import Any
 
 import pytest
@@ -20,8 +19,6 @@ from vllm.v1.engine import core
 from vllm.v1.kv_cache_interface import (
     ChunkedLocalAttentionSpec,
     FullAttentionSpec,
-    KVCacheConfig,
-    KVCacheGroupSpec,
     KVCacheSpec,
     MambaSpec,
     MLAAttentionSpec,
@@ -41,7 +38,6 @@ BLOCK = 4
 LAYER = FullAttentionSpec(block_size=BLOCK, num_kv_heads=2, head_size=8, dtype=torch.bfloat16)
 PAGE = BLOCK * 2 * 2 * 8 * 2
 QUEST, RECTIFIED = "quest:budget=16", "quest:budget=16,rectify=5"
-OFF = {"saccade": "off"}
 
 
 @pytest.fixture(autouse=True)
@@ -54,11 +50,6 @@ def _registered() -> None:
 def config() -> Any:
     settings: dict[str, Any] = {"dtype": "float32", "max_model_len": 512, "block_size": BLOCK, "max_num_seqs": 4}
     return EngineArgs(model=str(model_path()), max_num_batched_tokens=64, **settings).create_engine_config()
-
-
-def request(name: str, tokens: list[int], out: bool = False, hash_block: int = BLOCK, most: int = 50) -> Request:
-    params = SamplingParams(max_tokens=most, ignore_eos=True, extra_args=OFF if out else None)
-    return Request(name, tokens, params, None, block_hasher=get_request_block_hasher(hash_block, sha256))
 
 
 def test_covered_length_is_never_beyond_the_limit() -> None:
@@ -178,70 +169,6 @@ def test_grouping_and_memory() -> None:
     assert type(manager.coordinator.single_type_managers[0]) is CleanPrefixManager
 
 
-def kv_cache(policy: str | None, covered: int = 0, blocks: int = 200) -> KVCacheConfig:
-    spec = LAYER if policy is None else SaccadeAttentionSpec.of(LAYER, policy, covered=covered)
-    return KVCacheConfig(blocks, [], [KVCacheGroupSpec(["layer"], spec)])
-
-
-def published(manager: KVCacheManager, tokens: list[int]) -> int:
-    """How many of some tokens another request finds."""
-    return manager.get_computed_blocks(request("probe", [*tokens, 1]))[1]
-
-
-def decode(manager: KVCacheManager, asked: Request, chunks: list[int], steps: int) -> None:
-    """Compute the prompt in chunks, then one token at a time, as schedulers do."""
-    for chunk in [*chunks, *[1] * steps]:
-        assert manager.allocate_slots(asked, chunk) is not None
-        asked.num_computed_tokens += chunk
-        if asked.num_computed_tokens == asked.num_tokens:
-            asked.append_output_token_ids(900 + asked.num_tokens)
-
-
-@pytest.mark.parametrize(
-    ("policy", "covered", "out", "boundary", "chunks"),
-    [
-        (QUEST, 0, False, 10, [4, 4, 2]),
-        (QUEST, 0, False, 10, [9, 1]),
-        (QUEST, 15, False, 15, [3, 7]),
-        (QUEST, 16, False, 16, [9, 1]),
-        (QUEST, 500, False, 30, [10]),
-        (QUEST, 0, True, 30, [3, 7]),
-        ("dense", 512, False, 30, [10]),
-        (RECTIFIED, 0, False, 10, [3, 7]),
-        (RECTIFIED, 500, False, 10, [10]),
-        (RECTIFIED, 0, True, 30, [4, 4, 2]),
-    ],
-)
-def test_blocks_behind_the_boundary_are_not_published(
-    policy: str, covered: int, out: bool, boundary: int, chunks: list[int]
-) -> None:
-    """Of 10 prompt tokens and 20 decoded ones; a block that lies on both sides is not published either."""
-    manager = KVCacheManager(kv_cache(policy, covered), 512, BLOCK, BLOCK)
-    asked = request("a", list(range(10)), out)
-    for chunk, computed in zip(chunks, accumulate(chunks), strict=True):
-        decode(manager, asked, [chunk], 0)
-        assert published(manager, list(asked.all_token_ids[:computed])) == computed // BLOCK * BLOCK
-    for step in range(11, 31):
-        decode(manager, asked, [], 1)
-        assert published(manager, list(asked.all_token_ids[:step])) == min(step, boundary) // BLOCK * BLOCK
-    assert manager.coordinator.single_type_managers[0].num_cached_block["a"] == boundary // BLOCK
-    manager.free(asked)
-    assert published(manager, list(asked.all_token_ids)) == boundary // BLOCK * BLOCK
-
-
-def test_publishing_goes_on_when_the_boundary_moves() -> None:
-    manager = KVCacheManager(kv_cache(RECTIFIED), 512, BLOCK, BLOCK)
-    asked = request("a", list(range(10)))
-    decode(manager, asked, [10], 5)
-    for boundary in (11, 12, 15):
-        clean.settle(asked, boundary)
-        manager.cache_blocks(asked, asked.num_computed_tokens)
-        assert published(manager, list(asked.all_token_ids)) == boundary // BLOCK * BLOCK
-    assert clean.settle(asked, 3) == 15, "it never moves back"
-    clean.forget(asked)
-    assert clean.boundary(asked) == 10
-
-
 def test_partial_tail_blocks() -> None:
     """Hashes finer than blocks publish the prompt's tail; what a session appends later is not taken for prompt."""
     spec = SaccadeAttentionSpec.of(replace(LAYER, block_size=8), QUEST, covered=0)
@@ -250,12 +177,15 @@ def test_partial_tail_blocks() -> None:
         spec, block_pool=pool, enable_caching=True, kv_cache_group_id=0, scheduler_block_size=8
     )
 
+    def request(tokens: list[int]) -> Request:
+        return Request("a", tokens, SamplingParams(), None, block_hasher=get_request_block_hasher(2, sha256))
+
     def find(tokens: list[int]) -> int:
-        hashes = request("probe", tokens, hash_block=2).block_hashes
+        hashes = request(tokens).block_hashes
         found = manager.find_longest_cache_hit(hashes, len(tokens), [0], pool, spec, False, alignment_tokens=2)
         return int(found[1])
 
-    asked = request("a", list(range(11)), hash_block=2)
+    asked = request(list(range(11)))
     manager.allocate_new_blocks("a", 30, 30)
     manager.cache_blocks(asked, 11, replay_boundaries=())
     assert find(list(range(11))) == 10

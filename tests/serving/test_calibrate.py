@@ -16,7 +16,7 @@ from saccade.adapters.vllm.server.serve import RefusedError, Server, prepare
 from saccade.checkpoints.bundled import model_path
 from saccade.checkpoints.load import ModelSource
 from saccade.cli import app, layer
-from saccade.recipes.recipe import NAME, Recipe
+from saccade.recipes.recipe import Recipe
 
 
 @pytest.fixture(autouse=True)
@@ -28,12 +28,6 @@ def _environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[No
     yield
     os.environ.clear()
     os.environ.update(before)
-
-
-@pytest.fixture
-def folder(tmp_path: Path) -> Path:
-    """The bundled model without its recipe."""
-    return shutil.copytree(model_path(), tmp_path / "model", ignore=shutil.ignore_patterns(NAME), copy_function=os.link)
 
 
 @pytest.fixture

@@ -22,7 +22,7 @@ from saccade.errors import ServingError
 from walking import walk
 
 SPARSE, REWRITTEN, LOSSLESS, PAGED = "tidal", "tidal:rectify=8", "tidal:rectify=8:verify", "quest:rectify=8:verify"
-OTHERS = "LMCacheConnectorV1", "NixlConnector", "MooncakeConnector", "MultiConnector", "SimpleCPUOffloadConnector"
+OTHERS = "LMCacheConnectorV1", "MultiConnector"
 WOULD = "would carry answers away", '"offload_prompt_only": true', "rectify=8:verify"
 
 

@@ -25,7 +25,7 @@ from vllm.v1.attention.backends.flash_attn import FlashAttentionMetadataBuilder
 from host_reads import watching
 from saccade.adapters.vllm.worker import cuda, room
 from saccade.adapters.vllm.worker.cuda import SaccadeFlashBackend, SaccadeFlashBuilder
-from saccade.adapters.vllm.worker.mixed_step import prepare, written_in
+from saccade.adapters.vllm.worker.mixed_step import written_in
 from saccade.adapters.vllm.worker.page_bounds import BlockBounds
 from saccade.adapters.vllm.worker.requests import RequestRow
 from saccade.adapters.vllm.worker.tokens import ALL
@@ -127,16 +127,6 @@ def test_a_steps_second_metadata_is_made_without_a_schedule(
     monkeypatch.setattr(FlashAttentionMetadataBuilder, "build", build)
     engine.prepared(engine.metadata([Row(0, 152), Row(3, 9, 9, True)]))
     assert built == wanted
-
-
-def test_a_step_without_decoding_rows_is_the_parents(monkeypatch: pytest.MonkeyPatch) -> None:
-    engine = CudaEngine(monkeypatch, PAGES)
-    common = engine.metadata([Row(0, 152, 152, True), Row(3, 1, 1, True)])
-    seen = []
-    step = prepare(engine.builder.sparse, common, lambda given, _: seen.append(given) or "parent")  # type: ignore[func-returns-value]
-    assert seen == [common]
-    part = step.part(0)
-    assert (part.parent, part.parent_tokens, part.sparse) == ("parent", ALL, None)
 
 
 def test_rows_beside_those_that_decode_are_a_batch_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -329,10 +319,3 @@ def test_vllm_judges_what_a_policy_can_decode_from_and_we_the_rest(
         for name in ("auto", "fp8", "fp8_e4m3", "fp8_e5m2", "int8_per_token_head")
     }
     assert [name for name, reasons in found.items() if reasons] == ([] if supported else ["fp8", "fp8_e4m3"])
-
-
-def test_layers_differ_in_their_factors(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Or a layer that reads another's would pass for right."""
-    engine = CudaEngine(monkeypatch, PAGES, cache="fp8")
-    for name in ("_q_scale", "_k_scale", "_v_scale"):
-        assert len({float(getattr(layer, name)) for layer in engine.layers}) == LAYERS

@@ -14,7 +14,6 @@ from cuda_engine import HEAD_DIM, KV_HEADS, LAYERS, MAX_LEN, QUERY_HEADS, CudaEn
 from torch import Tensor
 from vllm.v1.attention.backend import AttentionCGSupport
 
-from host_reads import watching
 from saccade.adapters.vllm.options import held_by
 from saccade.adapters.vllm.worker import room
 from saccade.adapters.vllm.worker.cuda import SaccadeFlashBuilder, reasons_of
@@ -128,28 +127,6 @@ def test_padding_changes_no_row_and_is_not_counted(monkeypatch: pytest.MonkeyPat
         assert torch.equal(alone, with_padding)
     assert counts[0] == counts[1]
     assert all(steps == 2 for *_, steps in counts[0])
-
-
-@pytest.mark.parametrize("policy", [PAGES, "lychee_cluster:budget=64", "token_clusters:budget=64"])
-def test_the_whole_step_is_one_shape(policy: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whatever the lengths, also those that the budget covers, with rows that pad, are whole or are neither."""
-    engine = CudaEngine(monkeypatch, policy, device="meta")
-    engine.requests.rows[3] = RequestRow(sparse=False)
-    shapes = []
-    for rows in (
-        (Row(0, 1), Row(1, 1), Row(2, 1)),
-        (Row(0, 300), Row(1, 3), Row(3, 90)),
-        (Row(0, 2), Row(1, 1), Row(2, 0, 0)),
-        (Row(3, 500), Row(1, 129), Row(0, 511)),
-    ):
-        common, qkv = engine.metadata(rows), engine.random_qkv(3)
-        common.num_actual_tokens = 3
-        common.slot_mapping = torch.zeros(3, dtype=torch.int64, device="meta")
-        step = engine.builder.build(0, common)
-        with watching() as watched:
-            engine.layers_of(step, common, qkv)
-        shapes.append(watched.shapes)
-    assert shapes[1] == shapes[2] == shapes[3]
 
 
 def test_who_is_captured_says_so(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:

@@ -72,7 +72,6 @@ def _speculative(**settings: Any) -> tuple[str, str]:
         (LOSSLESS, ("--speculative-config", '{"method": "ngram", "num_speculative_tokens": 8}'), json.dumps(PROPER)),
         (LOSSLESS, ("--worker-cls", "vllm.v1.worker.cpu_worker.CPUWorker"), f"needs --worker-cls {WORKER}"),
         (LOSSLESS, ("--scheduler-cls", SCHEDULER), f"needs --scheduler-cls {ADAPTIVE}"),
-        (LOSSLESS, ("--scheduler-cls", "vllm.v1.core.sched.scheduler.Scheduler"), f"needs --scheduler-cls {ADAPTIVE}"),
         (
             LOSSLESS,
             ("--speculative-config", json.dumps(FIXED), "--scheduler-cls", ADAPTIVE),
@@ -88,8 +87,6 @@ def _speculative(**settings: Any) -> tuple[str, str]:
         (LOSSLESS, ("--enable-prompt-embeds",), "--enable-prompt-embeds"),
         (LOSSLESS, ("--max-num-batched-tokens", "71"), "counted as 9, in a step of 71: --max-num-seqs 7"),
         (LOSSLESS, ("--max-num-batched-tokens", "8"), "raise --max-num-batched-tokens"),
-        (LOSSLESS, ("--pipeline-parallel-size", "2"), "pipeline parallelism"),
-        ("lychee_cluster:rectify=8:verify", ("--kv-cache-dtype", "fp8"), "keeps means in the cache's dtype"),
         ("token_clusters:budget=96,rectify=32:verify", (), "budget=96 cannot hold 16 sinks"),
         ("quest:budget=64", ("--speculative-config", json.dumps(PROPER)), "or drafts them itself: rectify=8:verify"),
     ],

@@ -1,6 +1,5 @@
 """No engine starts with a layer that nobody has found for its model, but for random weights, of which none is right."""
 
-import os
 import shutil
 from dataclasses import replace
 from pathlib import Path
@@ -22,12 +21,6 @@ from saccade.recipes.recipe import NAME, Recipe
 @pytest.fixture(autouse=True)
 def _cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("SACCADE_CACHE", str(tmp_path / "cache"))
-
-
-@pytest.fixture
-def folder(tmp_path: Path) -> Path:
-    """The bundled model without its recipe."""
-    return shutil.copytree(model_path(), tmp_path / "model", ignore=shutil.ignore_patterns(NAME), copy_function=os.link)
 
 
 def prepared(folder: Path, policy: str | None) -> Server:

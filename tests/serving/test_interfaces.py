@@ -2,7 +2,6 @@
 
 import ast
 import os
-import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -12,7 +11,6 @@ from typing import Any
 
 import pytest
 import vllm
-from engines import Engines
 from transformers import Gemma3TextConfig, LlamaConfig, PreTrainedConfig
 from vllm import SamplingParams
 from vllm.v1.attention.backends.registry import AttentionBackendEnum
@@ -130,14 +128,6 @@ def test_one_line_says_what_has_moved(monkeypatch: pytest.MonkeyPatch) -> None:
     )
 
 
-@pytest.mark.usefixtures("_another_version")
-def test_another_version_is_named() -> None:
-    with pytest.raises(ServingError) as refused:
-        check_interfaces("worker")
-    assert str(refused.value) == f"{WRITTEN_FOR}; this is vLLM {ANOTHER}"
-    assert all(version in TOLD for version in VERSIONS)
-
-
 def test_what_moved_is_lent_from_where_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(PARTS, "elsewhere", (Part("vllm.before|vllm", "LLM"), Part("vllm|os", "SamplingParams")))
     assert lent("elsewhere", "SamplingParams", "LLM") == [SamplingParams, vllm.LLM]
@@ -148,27 +138,7 @@ def test_what_moved_is_lent_from_where_it_is(monkeypatch: pytest.MonkeyPatch) ->
 def test_versions_of_the_same_line_are_taken(monkeypatch: pytest.MonkeyPatch, version: str) -> None:
     monkeypatch.setattr(vllm, "__version__", version)
     check_interfaces("worker")
-
-
-def test_a_version_that_merely_begins_alike_is_another() -> None:
-    assert not interfaces.written_for(f"{VERSIONS[-1]}0.1")
-
-
-@pytest.mark.usefixtures("_another_version")
-def test_in_another_version_nothing_is_registered(monkeypatch: pytest.MonkeyPatch) -> None:
-    said: list[str] = []
-    monkeypatch.setattr(plugin.logger, "warning", lambda line, *parts: said.append(line % parts))
-    AttentionBackendEnum.CUSTOM.clear_override()
-    try:
-        plugin.register()
-        assert not AttentionBackendEnum.CUSTOM.is_overridden()
-    finally:
-        interfaces.problem.cache_clear()
-        monkeypatch.undo()
-        plugin.register()
-    assert AttentionBackendEnum.CUSTOM.is_overridden()
-    (line,) = said
-    assert ANOTHER in line
+    assert not interfaces.written_for(f"{VERSIONS[-1]}0.1"), "it merely begins alike"
 
 
 def config(text: PreTrainedConfig | None = None, **attention: Any) -> Any:
@@ -179,8 +149,10 @@ def config(text: PreTrainedConfig | None = None, **attention: Any) -> Any:
 
 @pytest.mark.usefixtures("_another_version")
 def test_in_another_version_our_options_are_refused() -> None:
-    with pytest.raises(ServingError, match=re.escape(ANOTHER)):
+    with pytest.raises(ServingError) as refused:
         RequestRows(config())
+    assert str(refused.value) == f"{WRITTEN_FOR}; this is vLLM {ANOTHER}"
+    assert all(version in TOLD for version in VERSIONS)
     RequestRows(SimpleNamespace(additional_config={}))
 
 
@@ -213,12 +185,6 @@ def test_options_without_the_plugin_are_refused(others: dict[Any, str], monkeypa
         RequestRows(config())
 
 
-def test_an_engine_that_cannot_rectify_does_not_start(engines: Engines) -> None:
-    with pytest.raises(ServingError, match="--scheduler-cls saccade") as refused:
-        engines.sparse("quest:rectify=8", scheduler_cls=None)
-    assert "block_size" not in str(refused.value)
-
-
 def test_a_stand_in_is_lent_where_something_is_gone() -> None:
     assert borrowed("vllm.nowhere", "Thing", object) is object
     assert borrowed("vllm", "Nothing", ValueError) is ValueError
@@ -235,7 +201,10 @@ interface.LogitsProcessor.__abstractmethods__ |= {{"demanded"}}
 from saccade.adapters.vllm.worker.requests import RequestRows
 RequestRows(vllm.config.VllmConfig())
 from saccade.adapters.vllm import plugin
+from vllm.v1.attention.backends.registry import AttentionBackendEnum
+AttentionBackendEnum.CUSTOM.clear_override()
 plugin.register()
+assert not AttentionBackendEnum.CUSTOM.is_overridden()
 print("stock runs")
 import torch
 from vllm.v1.core.single_type_kv_cache_manager import FullAttentionManager

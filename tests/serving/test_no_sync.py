@@ -25,27 +25,26 @@ from saccade.methods.policy import Policy
 from saccade.selection.clusters.tree import ClusterTree
 from saccade.types import KVView, Rows, Softmax
 
-
-@pytest.mark.parametrize(
-    "read",
-    [
-        lambda x: x.sum().item(),
-        lambda x: x[x > 0],
-        lambda x: x.index_put_((x > 0,), x.new_zeros(())),
-        lambda x: x.repeat_interleave(x),
-        lambda x: x + torch.ones(3, dtype=torch.int64),
-        lambda x: x[torch.zeros(2, dtype=torch.int64)],
-        lambda x: torch.ones(3, dtype=torch.int64).to(x.device),
-        lambda x: torch.tensor([1, 2], device=x.device),
-        lambda x: x.new_tensor([1, 2]),
-        lambda x: x.copy_(torch.ones(3, dtype=torch.int64)),
-        lambda x: torch.equal(x, x),
-    ],
+READS: tuple[Callable[[Tensor], Any], ...] = (
+    lambda x: x.sum().item(),
+    lambda x: x[x > 0],
+    lambda x: x.index_put_((x > 0,), x.new_zeros(())),
+    lambda x: x.repeat_interleave(x),
+    lambda x: x + torch.ones(3, dtype=torch.int64),
+    lambda x: x[torch.zeros(2, dtype=torch.int64)],
+    lambda x: torch.ones(3, dtype=torch.int64).to(x.device),
+    lambda x: torch.tensor([1, 2], device=x.device),
+    lambda x: x.new_tensor([1, 2]),
+    lambda x: x.copy_(torch.ones(3, dtype=torch.int64)),
+    lambda x: torch.equal(x, x),
 )
-def test_the_watch_sees_it(read: Callable[[Tensor], Any]) -> None:
+
+
+def test_the_watch_sees_every_read() -> None:
     x = torch.empty(3, dtype=torch.int64, device="meta")
-    with watching(), pytest.raises((HostReadError, RuntimeError, NotImplementedError)):
-        read(x)
+    for read in READS:
+        with watching(), pytest.raises((HostReadError, RuntimeError, NotImplementedError)):
+            read(x)
 
 
 def test_the_watch_lets_pass_what_does_not_wait() -> None:
@@ -75,6 +74,8 @@ POLICIES = (
     "resa:min_pages=2,ratio=0.05 in fp8",
     "tidal:budget=64,reselect=7 in fp8",
     "lychee_decode:budget=64,roles=every:4 in fp8",
+    "lychee_cluster:budget=64",
+    "token_clusters:budget=64",
 )
 """Every rule, unit and scorer, and of those that share one the case that does more."""
 
@@ -94,23 +95,32 @@ def engine(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.M
 
 
 def watched_step(engine: CudaEngine, rows: Sequence[Row]) -> list[tuple[str, list[tuple[int, ...]]]]:
-    """The calls of a step, from what vLLM's model runner gives to every layer's output."""
-    common, qkv = engine.metadata(rows), engine.random_qkv(sum(row.new for row in rows))
+    """The calls of a step's layers; preparing it is watched too. Rows without tokens pad the batch."""
+    tokens = max(sum(row.new for row in rows), len(rows))
+    common, qkv = engine.metadata(rows), engine.random_qkv(tokens)
+    common.num_actual_tokens, common.slot_mapping = tokens, torch.zeros(tokens, dtype=torch.int64, device="meta")
+    with watching():
+        step = engine.builder.build(0, common)
     with watching() as watched:
-        engine.layers_of(engine.builder.build(0, common), common, qkv)
+        engine.layers_of(step, common, qkv)
     return watched.shapes
 
 
 @pytest.mark.parametrize("engine", POLICIES, indirect=True)
 def test_a_step_reads_nothing_on_the_host_and_its_shapes_are_fixed(engine: CudaEngine) -> None:
-    """Decoding rows beside a chunk of a prompt and a row that opted out; and alone, where the longest row decides.
+    """Decoding rows beside a chunk of a prompt and a row that opted out; and alone, of one shape whatever the lengths,
+    also those that the budget covers, with rows that pad, are whole or are neither.
 
-    Preparing the step is part of it. With fixed shapes a captured graph could hold it for all rows up to that length.
+    With fixed shapes a captured graph can hold it.
     """
     watched_step(engine, MIXED)
     watched_step(engine, (Row(0, 1), Row(1, 1), Row(2, 1)))
     first = watched_step(engine, (Row(0, 300), Row(1, 211), Row(2, 197)))
-    assert watched_step(engine, (Row(1, 129), Row(0, 300), Row(2, 299))) == first
+    same = [(Row(1, 129), Row(0, 300), Row(2, 299)), (Row(0, 300), Row(1, 3), Row(3, 90))]
+    if engine.serving.plan.selector is not None:
+        same += [(Row(0, 2), Row(1, 1), Row(2, 0, 0)), (Row(3, 500), Row(1, 129), Row(0, 511))]
+    for rows in same:
+        assert watched_step(engine, rows) == first
 
 
 @pytest.mark.parametrize("engine", ["lychee_cluster:budget=64"], indirect=True)

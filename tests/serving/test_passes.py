@@ -1,11 +1,8 @@
-"""When dense passes come: after every phase, never cut, by turns, and as transformers does it."""
+"""When dense passes come: after every phase, never cut, and by turns."""
 
 import pytest
-import torch
 from scheduled import HOWS, OFF, TOGETHER, Engine, decoding, passes, phase, prompt
-from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig
 
-from saccade import sparsify
 from walking import in_turn
 
 
@@ -24,32 +21,6 @@ def test_phase(length: int, every: int, how: dict[str, bool]) -> None:
     assert engine.scheduler.rectified_tokens == passes * every
     engine.finish()
     assert decoding(engine, "a", length) == expected
-
-
-def lengths_in_transformers(policy: str, length: int, tokens: int) -> list[int]:
-    """Positions in each call of the decoder, in the transformers adapter."""
-    torch.manual_seed(0)
-    sizes = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2}
-    sizes |= {"num_key_value_heads": 1, "vocab_size": 32, "eos_token_id": None, "pad_token_id": 0}
-    model = AutoModelForCausalLM.from_config(AutoConfig.for_model("llama", **sizes)).eval()
-    seen: list[int] = []
-    with sparsify(model, policy):
-        model.get_decoder().layers[0].register_forward_pre_hook(lambda _, given: seen.append(given[0].shape[1]))
-        ids = torch.randint(1, 32, (1, length))
-        settings = GenerationConfig(do_sample=False, max_new_tokens=tokens, eos_token_id=None, pad_token_id=0)
-        model.generate(ids, attention_mask=torch.ones_like(ids), generation_config=settings)
-    return seen[1:]
-
-
-@pytest.mark.parametrize(("budget", "covered", "every"), [(16, 0, 1), (16, 0, 8), (30, 30, 3), (4096, 512, 3)])
-def test_phase_is_that_of_transformers(budget: int, covered: int, every: int) -> None:
-    policy = f"streaming:budget={budget},rectify={every}"
-    theirs = lengths_in_transformers(policy, 18, 50)
-    engine = Engine(policy, covered=covered)
-    engine.add("a", prompt(18), 50)
-    engine.finish()
-    assert [count for _, count in decoding(engine, "a", 18)] == theirs
-    assert (max(theirs) > 1) == (budget < 68)
 
 
 @pytest.mark.parametrize(("budget", "how"), in_turn([5, 6, 8, 16], HOWS))

@@ -19,7 +19,7 @@ from vllm.v1.worker.gpu.states import RequestState
 from saccade import ServingError
 from saccade.adapters.vllm import checks
 from saccade.adapters.vllm.cache_spec import SaccadeAttentionSpec
-from saccade.adapters.vllm.checks import SCHEDULER, reasons_against_rectifying
+from saccade.adapters.vllm.checks import reasons_against_rectifying
 from saccade.adapters.vllm.options import ServeOptions
 from saccade.adapters.vllm.scheduler import RectifyingScheduler, rectifying
 from saccade.adapters.vllm.scheduler.held import HeldTokens
@@ -51,7 +51,8 @@ def test_a_second_turn_finds_what_is_clean(first: int, tokens: int, how: dict[st
     """
     last, asked = first + tokens - 1, (first, tokens)
     assert found("quest:budget=16", 0, *asked, **how) == first // BLOCK * BLOCK
-    assert found("quest:budget=16", 17, *asked, **how) == min(max(first, 17), last) // BLOCK * BLOCK
+    for covered in (15, 16):
+        assert found("quest:budget=16", covered, *asked, **how) == min(max(first, covered), last) // BLOCK * BLOCK
     assert found("dense", 512, *asked, **how) == last // BLOCK * BLOCK
     assert found("quest:budget=16", 0, *asked, {"extra_args": OFF}, **how) == last // BLOCK * BLOCK
 
@@ -61,24 +62,6 @@ def test_a_second_turn_finds_what_passes_have_left(first: int, tokens: int) -> N
     clean = first + (tokens - 1) // 6 * 6
     for covered in (0, 17, 512):
         assert found("quest:budget=16,rectify=5", covered, first, tokens) == clean // BLOCK * BLOCK
-
-
-@pytest.mark.parametrize("how", HOWS, ids=" ".join)
-def test_preemption(how: dict[str, bool]) -> None:
-    """Too few blocks for all: some are computed anew, densely, and count from there."""
-    engine = Engine("quest:budget=16,rectify=5", blocks=30, **how, max_num_batched_tokens=32)
-    requests = [engine.add(str(index), prompt(9, 50 * index), 40) for index in range(4)]
-    engine.finish()
-    assert engine.scheduler.preemptions == sum(request.num_preemptions for request in requests) > 0
-    for index, request in enumerate(requests):
-        steps = decoding(engine, str(index), 9)
-        assert len(request.output_token_ids) == 40
-        if not request.num_preemptions:
-            assert steps == phase(9, 40, 5)
-            continue
-        resumed = max(place for place, step in enumerate(steps) if place and step[0] + step[1] > 20 and step[1] > 6)
-        begun = sum(steps[resumed])
-        assert steps[resumed + 1 :] == phase(begun, 40 + 9 - begun, 5)
 
 
 def test_one_token_of_a_recomputation_is_taken_again() -> None:
@@ -164,23 +147,16 @@ def test_model_runner_v2_is_sent_passes_as_new_requests() -> None:
     engine.add("b", prompt(6, 900), 40, params={"extra_args": OFF})
     while request.num_computed_tokens < 11:
         engine.step()
-    length, held = request.num_tokens, engine.scheduler.kv_cache_manager.get_block_ids("a")[0]
-    output = engine.step()
+    length, output = request.num_tokens, engine.step()
     (sent,) = output.scheduled_new_reqs
     assert (sent.req_id, sent.num_computed_tokens, output.num_scheduled_tokens["a"]) == ("a", 7, 5)
     assert (len(sent.prefill_token_ids), list(sent.prefill_token_ids)) == (length, [100])
     with pytest.raises(IndexError):
         sent.prefill_token_ids[1]
-    assert sent.prompt_token_ids == prompt(7)
-    assert sent.block_ids == engine.scheduler.kv_cache_manager.get_block_ids("a")
-    assert sent.block_ids[0][: len(held)] == held
-    assert sent.sampling_params is request.sampling_params
+    assert sent.prompt_token_ids == prompt(7) and sent.sampling_params is request.sampling_params
     cached = output.scheduled_cached_reqs
-    assert cached.req_ids == ["b"]
-    for part in (cached.new_block_ids, cached.num_computed_tokens, cached.num_output_tokens):
-        assert len(part) == 1
-    assert not output.preempted_req_ids
-    assert not output.finished_req_ids
+    assert cached.req_ids == ["b"] and len(cached.num_output_tokens) == 1
+    assert not output.preempted_req_ids and not output.finished_req_ids
 
 
 def test_counters_are_exported(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -212,14 +188,6 @@ def test_refusals(policy: str, settings: dict[str, Any], reason: str) -> None:
     with pytest.raises(ServingError, match=reason) as refused:
         Engine(policy, **settings)
     assert "\n" not in str(refused.value)
-
-
-def test_what_hand_made_settings_lack_is_named() -> None:
-    stock = config("quest:budget=16,rectify=4", scheduler_cls=None)
-    stock.scheduler_config.async_scheduling = True  # as on CUDA; the CPU platform switches it off
-    first, second = reasons_against_rectifying(stock, Rectify(4))
-    assert f"--scheduler-cls {SCHEDULER}" in first
-    assert "--no-async-scheduling" in second
 
 
 def test_only_model_runner_v2_has_tokens_in_time(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,16 +14,8 @@ SECTION = model_types.on_page(vllm_types.PAGE, vllm_types.BEGIN)
 ON_PAGE = vllm_types.listed(SECTION)
 REWRITE = "run tests/acceptance/vllm_types.py --write, where torchvision is installed"
 MODELS = {
-    **{
-        "llama": BOTH,
-        "gemma2": BOTH,
-        "phi3": BOTH,
-        "qwen3_next": BOTH,
-        "nanochat": BOTH,
-        "gptj": BOTH,
-        "falcon": HERE_ONLY,
-    },
-    **{"llama4": THERE_ONLY, "deepseek_v2": NEITHER, "mamba": NEITHER, "mpt": NEITHER, "bart": NEITHER},
+    **dict.fromkeys(("llama", "gemma2", "qwen3_next", "gptj"), BOTH),
+    **{"falcon": HERE_ONLY, "llama4": THERE_ONLY, **dict.fromkeys(("deepseek_v2", "mamba", "mpt", "bart"), NEITHER)},
 }
 
 
