@@ -1,7 +1,5 @@
 """Compiles the C kernels while a wheel is built, where there is a compiler; without one torch does their work."""
 
-from __future__ import annotations
-
 import os
 import re
 import shlex

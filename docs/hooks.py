@@ -1,7 +1,5 @@
 """What `make docs` asks beyond mkdocs: every public name is described on a page, and the site fetches nothing."""
 
-from __future__ import annotations
-
 import inspect
 import re
 from collections.abc import Iterator

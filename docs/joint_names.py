@@ -1,7 +1,5 @@
 """Our docstrings say `a, b: what holds of both`; pages of the API, and the check of signatures, want a line each."""
 
-from __future__ import annotations
-
 import re
 from typing import Any
 

@@ -91,7 +91,7 @@ def load(results: Results, file: str, command: str | None = None) -> list[str]:
     rows, names = results["rows"], _whose(results)
     by_row = "row_tokens_per_second" in rows[0]  # not in results of before
     streamed = rows[0].get("stream")
-    body, void = [], []
+    body = []
     for row in rows:
         over = "" if row["void"] or row["policy"].startswith("stock") else f" ({row['over_stock']:.2f})"
         cells = [f"{row['requests_per_second']:.3f}{'' if streamed else over}", f"{row['tokens_per_second']:.1f}"]
@@ -99,19 +99,17 @@ def load(results: Results, file: str, command: str | None = None) -> list[str]:
         cells += [f"{row['next_ms']:.0f}", f"{row['next_ms_p99']:.0f}", f"{row['firsts']}, {row['gaps']}"]
         cells += [f"{row['row_tokens_per_second']:.1f}{over if streamed else ''}"] if by_row else []
         body.append([str(row["clients"]), names[row["policy"]], *cells])
-        if row["void"] and row["policy"] == "stock":
-            void.append(f"{row['clients']} ({row['drift']:+.1%})")
     head = ["clients", "", "requests per s", "tokens per s", "first token, s", "p99", "between tokens, ms", "p99", "n"]
-    lines = table([*head, *(["tokens per s of a row"] if by_row else [])], body)
-    if void:
-        lines += ["", f"Stock's two runs differ too much for a comparison at clients: {', '.join(void)}."]
+    head += ["tokens per s of a row"] if by_row else []
     held = f"{min(row['cached_share'] for row in rows):.0%} of prompts in the prefix cache"
-    return [*lines, *_noted(results, file, command, held)]
+    return [*table(head, body), *_noted(results, file, "clients", command, held)]
 
 
 def day(results: Results, file: str) -> list[str]:
     """An agent's day: how long it takes and tokens per second while rows decode, in brackets over stock's."""
     body, names = [], _whose(results)
+    head = ["conversations", "", "the day, s", "tokens per s, decoding", "while no prompt waits", "first token, s"]
+    head += ["cached of a prompt, first turn to last"]
     for row in results["rows"]:
         cells = [str(row["conversations"]), names[row["policy"]]]
         for what, over in _DAY.items():
@@ -119,20 +117,22 @@ def day(results: Results, file: str) -> list[str]:
             cells.append(f"{row[what]:.0f}{ratio}")
         first, *_, last = row["cached_tokens"]
         body.append([*cells, f"{row['first_ms'] / 1e3:.3f}", f"{first:,.0f} to {last:,.0f}"])
-    head = ["conversations", "", "the day, s", "tokens per s, decoding", "while no prompt waits", "first token, s"]
     again = [] if STOCK_AGAIN in results["engines"] else ["", _CUT_OFF]
-    return [*table([*head, "cached of a prompt, first turn to last"], body), *again, *_noted(results, file)]
+    return [*table(head, body), *again, *_noted(results, file, "conversations")]
 
 
 def _whose(results: Results) -> dict[str, str]:
     return named(row["policy"] for row in results["rows"]) | {"stock": "stock vLLM", STOCK_AGAIN: "stock vLLM, last"}
 
 
-def _noted(results: Results, file: str, command: str | None = None, *about: str) -> list[str]:
+def _noted(results: Results, file: str, setting: str, command: str | None = None, *about: str) -> list[str]:
+    first = (row for row in results["rows"] if row["policy"] == "stock")
+    void = ", ".join(f"{row[setting]} ({row['drift']:+.1%})" for row in first if row["void"])
+    apart = ["", f"Stock's two runs differ too much for a comparison at {setting}: {void}."] if void else []
     ran = sorted({f"vLLM {one['vllm']}" for one in results["engines"].values()})
     notes = [line for note in results["notes"] for line in ("", f"{note[0].upper()}{note[1:]}.")]
     parts = ", ".join([f"{results['shape']} with random weights", *about, *ran])
-    return [*notes, "", f"{parts}, {told(results['environment'], command or results['command'], file)}"]
+    return [*apart, *notes, "", f"{parts}, {told(results['environment'], command or results['command'], file)}"]
 
 
 def ceiling(results: Results, least: int | None = None) -> list[str]:

@@ -45,8 +45,10 @@ def check(
     for name in methods:
         if name not in METHODS:
             raise SaccadeError(f"--methods {name!r} is not valid; {', '.join(METHODS)} are{meant(name, METHODS)}")
-        if ROLES[0].startswith(name) and not _has_roles(study):
-            raise SaccadeError(f"--methods {name}: the recipe beside the model has no roles; `saccade calibrate heads`")
+        if f"{name}:budget={{}}" in ROLES and not _has_roles(study):
+            raise SaccadeError(
+                f"--methods {name} needs roles, which no recipe beside the model has: `saccade calibrate heads`"
+            )
     if task not in TASKS:
         raise SaccadeError(f"--task {task!r} is not valid; {', '.join(TASKS)} are{meant(task, TASKS)}")
     if asked > (most := needles_in(task, context)):

@@ -39,8 +39,10 @@ def register() -> None:
 
 
 def stock_of(module: Any, implementation: str) -> Callable[..., Any]:
-    """The function that an attention module was left to before: its model's eager one, or an UnsupportedModelError if
-    its code has none; or sdpa for what reads masks."""
+    """The function that an attention module was left to before: its model's eager one, or sdpa for what reads masks.
+
+    Raises an UnsupportedModelError if the model's code has no eager one.
+    """
     if not is_eager(module, implementation):
         return sdpa_attention_forward
     eager: Callable[..., Any] | None = getattr(sys.modules[type(module).__module__], "eager_attention_forward", None)
@@ -91,7 +93,7 @@ def attention_forward(
     if hasattr(module, STOCK_ATTRIBUTE) and not hasattr(module, SESSION_ATTRIBUTE):
         return stock(module, query, key, value, attention_mask, scaling=scaling, dropout=dropout, **kwargs)
     at_hand: AtHand | None = getattr(module, SESSION_ATTRIBUTE, None)
-    # It runs checkpoints again, after other calls, perhaps in autograd's thread; gradients flow through prompts only.
+    # A backward pass runs checkpoints again, later, perhaps in autograd's thread; gradients flow through prompts only.
     backward, total = is_backward(), query.shape[2]
     if at_hand is None or (at_hand.session is None and not backward):
         raise AttachmentError(

@@ -310,8 +310,8 @@ def refuse_moving(cache: Any) -> None:
 def install(cache: Any, session: Session, plan: Plan, reach: int | None = None) -> None:
     """Replace the layers of a cache that a plan concerns by ours, taking over what they hold.
 
-    `reach`: of all layers, the others included, that many of the last tokens can be taken back; None: nobody asks. An
-    UnsupportedModelError for caches that keep KV in another form or place, or others that forget.
+    `reach`: of all layers, the others included, that many of the last tokens can be taken back; None: nobody asks.
+    Raises an UnsupportedModelError for caches that keep KV in another form or place, or forget on their own.
     """
     own = [layer for layer in range(len(plan.roles.layers)) if layer not in plan.sources]
     keeping = [layer for layer in own if plan.roles.layers[layer]]

@@ -1,7 +1,5 @@
 """One forward call: which of its positions are prompt and which decode, as far as its caller has said."""
 
-from __future__ import annotations
-
 import inspect
 import sys
 import threading
@@ -103,7 +101,7 @@ class Caller:
 
 
 class Anew:
-    """What belongs to one model's calls: a copied or pickled model has another, as it is made."""
+    """What belongs to one model's calls: a copied or pickled model gets a new, empty one."""
 
     def __reduce__(self) -> tuple[type[Any], tuple[()]]:
         return type(self), ()

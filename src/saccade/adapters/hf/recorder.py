@@ -11,8 +11,10 @@ from ...errors import UnsupportedModelError
 
 
 class Recorder:
-    """Runs calls as they will be captured, and captures them, on one stream of a CUDA device; others are an
-    UnsupportedModelError."""
+    """Runs calls as they will be captured, and captures them, on one stream of a CUDA device.
+
+    Raises an UnsupportedModelError for another device.
+    """
 
     def __init__(self, device: torch.device) -> None:
         if device.type != "cuda":

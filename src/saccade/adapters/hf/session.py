@@ -1,7 +1,5 @@
 """A session: one cache under one run. It knows which positions are prompt and where each row starts."""
 
-from __future__ import annotations
-
 import threading
 import weakref
 from collections.abc import Callable, Iterator, Sequence

@@ -48,8 +48,8 @@ class Upkeep:
     def before(self, past: int, tokens: Tensor) -> Tensor:
         """Prepare a step behind `past` slots that decodes `tokens`, int64 `[B, 1]`; gives what it is to be fed.
 
-        That is `tokens`, or where a dense pass is due, `[B, every + 1]`: those that it runs again, and `tokens`. An
-        UnsupportedModelError if more tokens wait for a pass than `every`, as another policy may have left them.
+        That is `tokens`, or where a dense pass is due, `[B, every + 1]`: those that it runs again, and `tokens`.
+        Raises an UnsupportedModelError if more tokens wait than `every`, as another policy may have left them.
         """
         state, passed = self._session.state, self._rectifier
         session, history = self._session, state.history

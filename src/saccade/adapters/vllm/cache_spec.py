@@ -37,8 +37,8 @@ class SaccadeAttentionSpec(FullAttentionSpec):
         """The spec of a layer, of which `spec` is what vLLM would use, with room for an index behind each page's keys.
 
         `extra_bytes` are of one page, this rank's KV heads; a multiple of the cache's item size. No row exceeds
-        `longest` tokens: a window as wide as that hides nothing, and its layer is one of full attention. A ServingError
-        for a layer that does not attend to all tokens, or whose cache is not keys and values.
+        `longest` tokens: a window as wide as that hides nothing, and its layer is one of full attention.
+        Raises a ServingError for a layer that does not attend to all tokens, or whose cache is not keys and values.
         """
         if type(spec) is SlidingWindowSpec and 0 < longest <= spec.sliding_window:
             spec = replace_as(spec, FullAttentionSpec, drop=("extra_retained_tokens", "sliding_window"))

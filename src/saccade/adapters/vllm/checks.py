@@ -154,10 +154,12 @@ def _fit(vllm_config: Any, options: ServeOptions) -> list[str]:
             "chunks of text need the tokens, which model runner V1 has too late when it schedules asynchronously: pass "
             "--no-async-scheduling, or set VLLM_USE_V2_MODEL_RUNNER=1"
         )
-    shape = shape_of(vllm_config)
-    k = torch.zeros((1, 1, shape.kv_heads, shape.head_dim), dtype=vllm_config.model_config.dtype, device="cpu")
-    one = KVView(k, k, Rows.on_host(torch.zeros((1, 1), dtype=torch.int32, device="cpu"), [0], [1]))
-    index = None if plan.selector is None else plan.selector.new_index(one)
+    index = None
+    if plan.selector is not None:
+        shape = shape_of(vllm_config)
+        k = torch.zeros((1, 1, shape.kv_heads, shape.head_dim), dtype=vllm_config.model_config.dtype, device="cpu")
+        one = KVView(k, k, Rows.on_host(torch.zeros((1, 1), dtype=torch.int32, device="cpu"), [0], [1]))
+        index = plan.selector.new_index(one)
     if index is not None and not isinstance(index, PageBounds):
         reasons.append(
             f"policy {options.policy} keeps something of pages other than bounds of their keys, for which vLLM's cache "

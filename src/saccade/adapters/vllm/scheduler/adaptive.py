@@ -57,12 +57,12 @@ class AdaptiveScheduler(Scheduler):
         """Note what a step says of drafts: how many stood, and what it took where it is a cycle of one length."""
         now = perf_counter()
         seconds, self._since = now - self._since, now
-        step, drafts = scheduler_output, scheduler_output.scheduled_spec_decode_tokens
+        drafts = scheduler_output.scheduled_spec_decode_tokens
         for name, proposed in drafts.items():
             sampled = model_runner_output.sampled_token_ids[model_runner_output.req_id_to_index[name]]
             self.draft_length.stood(len(proposed), max(len(sampled) - 1, 0))
         # Drafts that come between two results are those of this step or, without asynchronous scheduling, the next's.
-        length, counts = step.num_spec_tokens_to_schedule, step.num_scheduled_tokens
+        length, counts = scheduler_output.num_spec_tokens_to_schedule, scheduler_output.num_scheduled_tokens
         rows = [self.requests[name] for name in counts if name in self.requests]
         alike = all(count == length + 1 and len(drafts.get(name, ())) == length for name, count in counts.items())
         if rows and alike and len(rows) == len(counts):

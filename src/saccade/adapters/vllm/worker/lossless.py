@@ -29,7 +29,7 @@ class LosslessWorker(Worker):
     def init_device(self) -> None:
         """Make the model runner, and take the place of the speculator that it chose, before that loads a model.
 
-        A ServingError if no policy drafts, or the engine cannot, or this is a vLLM that this was not written for.
+        Raises a ServingError if no policy drafts, or the engine cannot, or for a vLLM that this was not written for.
         """
         options = ServeOptions.of(self.vllm_config)
         if options is None or not options.drafts:
