@@ -114,8 +114,12 @@ class ClusterLayer:
     owner: ClusterIndex
     tree: ClusterTree
 
+    @property
+    def settings(self) -> ClusterSettings:
+        return self.owner.settings
+
     def search(self, q: Tensor, kv: KVView) -> Selection:
-        settings, placed = self.owner.settings, self.owner.placed
+        settings, placed = self.settings, self.owner.placed
         return cluster_search(
             q,
             self.tree,
@@ -133,7 +137,7 @@ class ClusterLayer:
 
     def _widths(self, rows: Rows) -> SearchWidths:
         """Bounds that follow from the settings and, for a row of which too little is clean, from its length."""
-        owner, settings, stops = self.owner, self.owner.settings, self.owner.table.stops
+        owner, settings, stops = self.owner, self.settings, self.owner.table.stops
         tokens = settings.budget
         if not owner.fixed:
             slots = range(rows.batch) if owner.placed is None else owner.placed[0]
