@@ -62,7 +62,8 @@ class ChunkedIndex:
     @property
     def nbytes(self) -> int:
         held = (one for layer in self.layers.values() for one in layer.held if one is not None)
-        total: int = self.table.nbytes + sum(one.nbytes for one in held)
+        table = self.table
+        total: int = sum(one.nbytes for one in (*held, table.edges, table.counts, table.ends))
         return total
 
 

@@ -11,8 +11,8 @@ from torch import Tensor
 
 from saccade.kernels._flat import host_bounds
 from saccade.kernels.chunk_keys.api import chunk_keys
-from saccade.methods._plans import every_layer as plan
 from saccade.methods.method import Method
+from saccade.methods.method import every_layer as plan
 from saccade.methods.options import AtLeastOne, Budget, FirstDense, Options
 from saccade.selection.clusters.groups import Groups
 from saccade.selection.clusters.plant import plant

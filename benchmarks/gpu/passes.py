@@ -7,6 +7,7 @@ What rectification pays for every 32 tokens, against what a decoding step reads 
 import argparse
 import copy
 from collections.abc import Callable
+from dataclasses import astuple
 from pathlib import Path
 from typing import Any
 
@@ -14,11 +15,11 @@ import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
+from saccade.kernels._triton.plan import Tuning
 from saccade.kernels._triton.refusals import interpreting
 from saccade.kernels.dense_decode_scores.api import dense_decode_scores
 from saccade.kernels.dense_pass import triton as kernel
 from saccade.kernels.dense_pass.api import dense_pass
-from saccade.kernels.dense_pass.triton import Tuning
 from saccade.kernels.sparse_decode.api import sparse_decode
 from saccade.methods.policy import Policy
 from saccade.selection.index import NewTokens
@@ -31,11 +32,11 @@ from .timing import Captured, bandwidth, interleaved, reason, relative_error, wr
 POLICY = "resa"
 
 CANDIDATES = (
-    *(Tuning(64, 64, 4, 3, resident) for resident in (1, 2, 4)),
-    *(Tuning(64, 32, 4, stages, resident) for stages in (3, 4) for resident in (2, 3)),
-    *(Tuning(128, 64, 8, 3, resident) for resident in (1, 2)),
-    Tuning(128, 32, 8, 4, 2),
-    Tuning(32, 64, 4, 3, 2),
+    *((64, Tuning(64, 4, 3, resident)) for resident in (1, 2, 4)),
+    *((64, Tuning(32, 4, stages, resident)) for stages in (3, 4) for resident in (2, 3)),
+    *((128, Tuning(64, 8, 3, resident)) for resident in (1, 2)),
+    (128, Tuning(32, 8, 4, 2)),
+    (32, Tuning(64, 4, 3, 2)),
 )
 
 
@@ -88,12 +89,11 @@ def measured(cell: Cell, given: argparse.Namespace) -> dict[str, Any]:
     chosen, failed = kernel.tuning, {}
     for candidate in CANDIDATES if given.candidates else ():
         kernel.tuning = lambda *_, made=candidate: made
+        name = str((candidate[0], *astuple(candidate[1])))
         try:
-            variants[str(tuple(candidate))] = each(
-                lambda n: dense_pass(q, cell.view(n), Softmax(heads.scale), implementation=ours)
-            )
+            variants[name] = each(lambda n: dense_pass(q, cell.view(n), Softmax(heads.scale), implementation=ours))
         except Exception as error:  # one that does not fit is a result too
-            failed[str(tuple(candidate))] = reason(error)
+            failed[name] = reason(error)
     kernel.tuning = chosen
     out = dense_pass(q[:1], first_row(cell), Softmax(heads.scale), implementation=ours)
     times = interleaved(variants, rounds=20, seconds=30)

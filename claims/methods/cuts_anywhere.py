@@ -8,9 +8,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from saccade.methods._plans import every_layer as plan
 from saccade.methods.lychee_cluster import LycheeClusterOptions
 from saccade.methods.method import Method
+from saccade.methods.method import every_layer as plan
 from saccade.selection.clusters.mass_selector import ChunkSelector
 from saccade.selection.clusters.selector import ClusterSelector
 from saccade.text.levels import Codes

@@ -9,8 +9,8 @@ from torch import Tensor
 from lab.whole_tree import SOURCE, WholeTree, WholeTreeLayer, built
 from saccade.kernels._flat import host_bounds
 from saccade.kernels.chunk_keys.api import chunk_keys
-from saccade.methods._plans import every_layer as plan
 from saccade.methods.method import Method
+from saccade.methods.method import every_layer as plan
 from saccade.methods.options import Budget, FirstDense, Options
 from saccade.selection.clusters.tree import ClusterTree, distance, rounded_up
 from saccade.text.feed import TokenFeed

@@ -12,8 +12,8 @@ from saccade.errors import PolicyError
 from saccade.kernels._gather import gather_tokens
 from saccade.kernels.page_bounds.api import page_scores
 from saccade.kernels.topk.api import topk
-from saccade.methods._plans import every_layer as plan
 from saccade.methods.method import Method
+from saccade.methods.method import every_layer as plan
 from saccade.methods.options import DEFAULT_BUDGET, AtLeastOne, Budget, FirstDense, Options
 from saccade.selection.clusters.search import fill_budget
 from saccade.selection.index import Index, SlotSizes

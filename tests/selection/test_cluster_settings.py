@@ -4,7 +4,7 @@ import pytest
 
 from saccade.errors import PolicyError
 from saccade.methods.lychee_cluster import METHOD, LycheeClusterOptions
-from saccade.methods.options import parse_options
+from saccade.methods.policy import policy
 from saccade.selection.clusters.mass_selector import ChunkSelector
 from saccade.selection.clusters.selector import ClusterSelector
 from saccade.types import ModelShape, Role
@@ -44,10 +44,10 @@ SHAPE = ModelShape(layers=4, query_heads=4, kv_heads=2, head_dim=8)
 
 
 def test_the_plan() -> None:
-    options = parse_options("lychee_cluster", LycheeClusterOptions, {"budget": 512, "rectify": 32})
+    options = policy("lychee_cluster", budget=512, rectify=32).options
     made = METHOD.plan(options, SHAPE)
     assert made.selector == ChunkSelector(budget=512, every=32, replant=16, spread=3)
-    paper = parse_options("lychee_cluster", LycheeClusterOptions, {"budget": 512, "form": "paper", "cluster_size": 4})
+    paper = policy("lychee_cluster", budget=512, form="paper", cluster_size=4).options
     assert METHOD.plan(paper, SHAPE).selector == ClusterSelector(budget=512, cluster_size=4)
     assert made.roles.layers == ((Role.DENSE,) * 2,) * 2 + ((Role.SELECT,) * 2,) * 2
     assert LycheeClusterOptions.model_validate(options.model_dump(mode="json")) == options
@@ -67,9 +67,9 @@ def test_what_is_always_attended_to_fits_beside_a_chunk() -> None:
 
 
 def test_replant() -> None:
-    selector = parse_options("lychee_cluster", LycheeClusterOptions, {"form": "paper", "replant": 64}).selector
-    assert selector.replant == 64
+    selector = policy("lychee_cluster", form="paper", replant=64).options.selector
+    assert isinstance(selector, ClusterSelector) and selector.replant == 64
     with pytest.raises(
         PolicyError, match="replant='none' is not valid: it is the method lazy_clusters of `claims` now"
     ):
-        parse_options("lychee_cluster", LycheeClusterOptions, {"replant": "none"})
+        policy("lychee_cluster", replant="none")

@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from copy import copy
 from dataclasses import replace
 from pathlib import Path
-from statistics import median
 from typing import Any
 
 from ..errors import DocumentError
@@ -44,11 +43,6 @@ class FileProblems:
         for number, problem in enumerate(self._problems):
             name = f"task file {str(path)!r}, text {number + 1}"
             refuse_too_long(problem.positions(together=together), positions, name)
-
-    @property
-    def median_length(self) -> int:
-        """Tokens of the texts, their median."""
-        return int(median(len(problem.tokens) for problem in self._problems))
 
     def without_known(self, model: Any) -> FileProblems:
         """The questions alone that dense attention does not answer when their text is left out.

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain, pairwise
 from pathlib import Path
-from statistics import fmean
+from statistics import fmean, median
 from typing import Any
 
 import numpy
@@ -121,7 +121,8 @@ class Tuning:
         problems = FileProblems(subject.tokenizer, Path(common.task), positions=positions) if common.task else None
         if problems:
             problems.refuse_uneven()
-        context = problems.median_length if problems else common.context or min(LONGEST, positions)
+        lengths = [len(problems[number].tokens) for number in range(len(problems))] if problems else []
+        context = int(median(lengths)) if lengths else common.context or min(LONGEST, positions)
         common = replace(common, context=context, questions=len(problems) * len(problems[0].asks) if problems else 0)
         target = replace(target, settings=common)
         subject.refuse_too_large(common.context)

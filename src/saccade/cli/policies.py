@@ -72,7 +72,8 @@ def _list() -> None:
             console.print(f"  {description.source}", highlight=False)
         table = Table("option", "default", "meaning", box=box.SIMPLE_HEAD)
         for name, default in description.defaults.items():
-            table.add_row(name, _written(default), description.help[name])
+            written = "+".join(map(str, default)) if isinstance(default, tuple) else str(default)
+            table.add_row(name, "-" if default is None else written, description.help[name])
         console.print(table if table.row_count else "")
 
 
@@ -85,9 +86,3 @@ def _list_recipes() -> None:
     for name, one in PUBLISHED.items():
         console.print(f"[bold]{PREFIX}{name}[/bold]  {one.policy}", highlight=False, soft_wrap=True)
         console.print(f"  {one.found['by']}\n  {', '.join(one.found['models'])}", highlight=False, soft_wrap=True)
-
-
-def _written(default: Any) -> str:
-    if default is None:
-        return "-"
-    return "+".join(map(str, default)) if isinstance(default, tuple) else str(default)

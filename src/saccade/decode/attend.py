@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 
 from ..plans.roles import HeadSpan
-from ..types import Flags, KVView, Role, Softmax
+from ..types import KVView, Role, Softmax
 from .state import DecodeState
 
 
@@ -58,20 +58,17 @@ def _attention(
     pooling = selector.fused_pooling if selector is not None and any(publishing) else None
     if all(dense):
         output, scores = state.attention.dense(q, kv, softmax, pooling=pooling, out=out)
-        return output, scores if scores is None or all(publishing) else _of_heads(scores, publishing)
+        if scores is not None and not all(publishing):
+            per_head = scores.shape[1] // len(publishing)
+            scores = torch.cat(
+                [part for part, kept in zip(scores.split(per_head, 1), publishing, strict=True) if kept], 1
+            )
+        return output, scores
     selection = state.rolling(position).latest(kv.rows)
     if not any(dense):
         return state.attention.sparse(q, kv, selection, softmax, out=out, workspace=state.workspace), None
     scored = publishing if pooling is not None else None
     return state.attention.hybrid(q, kv, selection, dense, softmax, pooling=pooling, scored=scored, out=out)
-
-
-def _of_heads(scores: Tensor, heads: Flags) -> Tensor:
-    """Scores `[B, Hkv or Hq, N]` narrowed to the marked KV heads."""
-    per_head = scores.shape[1] // len(heads)
-    return torch.cat(
-        [scores[:, head * per_head : (head + 1) * per_head] for head, marked in enumerate(heads) if marked], dim=1
-    )
 
 
 def _refresh(

@@ -65,7 +65,9 @@ class Counters:
         if not self._by_row:
             counted = counted / counted[:, 3:].clamp(min=1)
         with COUNTING:
-            sums = self._sum(device)
+            if device not in self._sums:
+                self._sums[device] = torch.zeros((self.layers, 4), dtype=sum_dtype(device), device=device)
+            sums = self._sums[device]
             sums.addmm_(self._weighting(device, ordered), counted.to(sums.dtype))
 
     @contextmanager
@@ -90,12 +92,6 @@ class Counters:
                     torch.cuda.synchronize(device)
             summed = torch.stack([sums.cpu() for sums in self._sums.values()]).sum(0)
         return [(tokens, share, overflow, steps) for tokens, share, overflow, steps in summed.tolist()]
-
-    def _sum(self, device: torch.device) -> Tensor:
-        sums = self._sums.get(device)
-        if sums is None:
-            sums = self._sums[device] = torch.zeros((self.layers, 4), dtype=sum_dtype(device), device=device)
-        return sums
 
     def _weighting(self, device: torch.device, usages: Sequence[Usage]) -> Tensor:
         """`[layers, usages]`: which layer each of them counts for, and how much."""

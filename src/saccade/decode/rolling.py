@@ -24,12 +24,11 @@ class RollingSelection:
             selection = _merged(old, span, kv_heads, selection)
         self._rows, self._selection = rows, selection
 
-    def read(self, span: HeadSpan, kv_heads: int, rows: Rows) -> Selection:
-        """The latest sets of the span's heads; `rows` are those of the refresh: all layers of a step share them."""
-        return self.latest(rows).heads(span.start, span.stop, kv_heads)
-
     def latest(self, rows: Rows) -> Selection:
-        """The latest sets of all heads; a head that nobody has refreshed in this step holds an empty one."""
+        """The latest sets of all heads; a head that nobody has refreshed in this step holds an empty one.
+
+        `rows` are those of the refresh: all layers of a step share them.
+        """
         assert self._selection is not None and self._rows is rows, (
             "the role map guarantees a refresher below every reader"
         )

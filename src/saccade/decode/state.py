@@ -135,13 +135,14 @@ class DecodeState:
         """
         kv_heads, group, spans = kv.kv_heads, q.shape[1] // kv.kv_heads, self.plan.roles.spans
         for span in spans[layer]:
+            heads = span.start, span.stop
             everything = not sparse or span.role.attends_to_all
-            selection = None if everything else self.rolling(position).read(span, kv_heads, kv.rows)
+            selection = None if everything else self.rolling(position).latest(kv.rows).heads(*heads, kv_heads)
             sets = () if selection is None else self._counted(selection, kv.rows)
             self._usages.append(Usage(layer, (span.stop - span.start) / kv_heads, kv.rows, *sets))
             for observer in self.observers:
                 first, last = span.start * group, span.stop * group
-                seen = q[:, first:last], kv.heads(span.start, span.stop), selection, softmax.heads(first, last)
+                seen = q[:, first:last], kv.heads(*heads), selection, softmax.heads(first, last)
                 observer.observe(layer, span, *seen)
         self._end(layer)
 

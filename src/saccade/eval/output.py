@@ -96,11 +96,6 @@ class ResultsFolder(ExitStack):
         self._lines[name].add(record)
 
 
-def read_lines(path: Path) -> list[dict[str, Any]]:
-    """The records of a file of JSON lines."""
-    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
-
-
 def whole_numbers(option: str, text: str, *, at_least: int) -> tuple[int, ...]:
     """Read `4096,32768`, each number once, in the order given; or raise a SaccadeError that says what is valid."""
     parts = [part.strip() for part in text.split(",")]

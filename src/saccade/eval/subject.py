@@ -94,12 +94,9 @@ class Subject:
 def refuse_too_large(
     shape: ModelShape, parameters: int, device: torch.device, dtype: torch.dtype, *, tokens: int, rows: int = 1
 ) -> None:
-    """Raise unless weights and the cache of so many tokens in each of so many rows fit into what memory is free.
+    """Raise a SaccadeError with what would fit unless weights and the cache of so many tokens a row fit free memory.
 
     That is the least: activations, and what a policy keeps beside the cache, come on top.
-
-    Raises:
-        SaccadeError: with what is needed, what is free and what would fit.
     """
     free = free_memory(device)
     weights = parameters * dtype.itemsize

@@ -64,7 +64,7 @@ class Tally:
     def row(self, baseline_seconds: float | None) -> dict[str, Any]:
         """The row of `results.json`, given the median of the dense baseline's steps; null: not measured yet."""
         seconds = self.seconds_per_token
-        return {
+        row: dict[str, Any] = {
             "policy": self.policy.name,
             "budget": self.policy.budget,
             "spec": str(self.policy),
@@ -82,15 +82,12 @@ class Tally:
             "ms_per_token": None if seconds is None else 1e3 * seconds,
             "speedup": None if seconds is None or baseline_seconds is None else baseline_seconds / seconds,
             "timed_tokens": len(self.seconds) + len(self.pass_seconds),
-            **self._key_tokens(),
         }
-
-    def _key_tokens(self) -> dict[str, Any]:
-        if not self.told:
-            return {}
-        probed = Divergence(str(self.policy), self.told)
-        known = {"key_divergence": probed.merit if probed.keys else None, "key_interval": probed.interval()}
-        return {**known, "key_tokens": probed.keys}
+        if self.told:
+            probed = Divergence(str(self.policy), self.told)
+            row |= {"key_divergence": probed.merit if probed.keys else None, "key_interval": probed.interval()}
+            row["key_tokens"] = probed.keys
+        return row
 
     @property
     def seconds_per_token(self) -> float | None:

@@ -77,11 +77,7 @@ class CutOptions(Options):
         return units_of(sinks, self.unit) + max(units_of(window, self.unit), 1)
 
     def model_post_init(self, context: object, /) -> None:
-        """Refuse a rule without its value, the value of another rule, and a budget that no rule uses; once, at birth.
-
-        Raises:
-            ValueError: one line for `PolicyError`.
-        """
+        """Refuse a rule without its value, another rule's value, and a budget that no rule uses; once, at birth."""
         rule: str = self.rule
         for name, valid in VALUES.items():
             value = getattr(self, name)

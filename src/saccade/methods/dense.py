@@ -6,13 +6,9 @@ from .method import Method
 from .options import Options
 
 
-class DenseOptions(Options):
-    """Dense attention has no options."""
-
-
-def plan(options: DenseOptions, shape: ModelShape) -> Plan:
+def plan(options: Options, shape: ModelShape) -> Plan:
     """Every head of every layer attends to all tokens."""
     return Plan(None, layer_roles(shape, 0, Role.DENSE))
 
 
-METHOD = Method("dense", "every head attends to every token: the baseline", "-", DenseOptions, plan, tuned=())
+METHOD = Method("dense", "every head attends to every token: the baseline", "-", Options, plan, tuned=())

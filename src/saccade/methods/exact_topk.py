@@ -3,8 +3,7 @@
 from ..selection.scorers.exact import ExactScorer
 from ..selection.selector import ScoredSelector, pooling_of
 from ._cut import CutOptions
-from ._plans import every_layer
-from .method import Method
+from .method import Method, every_layer
 from .options import FirstDense, Heads, RectifyField
 
 

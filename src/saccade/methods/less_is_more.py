@@ -3,8 +3,7 @@
 from ..selection.rules import RankUnion
 from ..selection.scorers.exact import ExactScorer
 from ..selection.selector import ScoredSelector
-from ._plans import some_layers
-from .method import RECTIFIED, Method, reselecting
+from .method import RECTIFIED, Method, reselecting, some_layers
 from .options import DEFAULT_BUDGET, Budget, DenseLayers, Options, Recent, RectifyField, Reselect, Sinks
 
 

@@ -7,8 +7,7 @@ from pydantic import Field
 from ..selection.clusters.mass_selector import ChunkSelector
 from ..selection.clusters.selector import ClusterSelector
 from ..selection.selector import Selector
-from ._plans import every_layer
-from .method import Method
+from .method import Method, every_layer
 from .options import AtLeastOne, Budget, FirstDense, Options, RectifyField, Sinks, Spread, moved
 
 

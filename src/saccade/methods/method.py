@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ..errors import PolicyError
-from ..plans.plan import Plan
+from ..plans.plan import Plan, layer_roles, reselecting_roles
 from ..types import ModelShape
 from .options import Options
 
@@ -83,6 +83,16 @@ class Method:
     def help(self) -> dict[str, str]:
         """Option names and what they mean."""
         return {name: field.description or "" for name, field in self.options.model_fields.items()}
+
+
+def every_layer(options: Any, shape: ModelShape) -> Plan:
+    """`Method.plan` of options with a `selector` and `dense_layers`: every layer behind these chooses its own set."""
+    return Plan(options.selector, layer_roles(shape, options.dense_layers))
+
+
+def some_layers(options: Any, shape: ModelShape) -> Plan:
+    """Publishing layers attend densely and choose, those of `reselect` again; the others reuse the sets."""
+    return Plan(options.selector, *reselecting_roles(shape, options.dense_layers, options.reselect))
 
 
 def reselecting(known: Known) -> Usual:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import os
-from typing import Annotated, Any, ClassVar, Literal, TypeVar
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import (
     BaseModel,
@@ -17,7 +17,7 @@ from pydantic import (
     model_validator,
 )
 
-from ..errors import PolicyError, meant
+from ..errors import meant
 from ..plans.head_list import KIND, HeadList
 from ..plans.rectify import Rectify
 from ..selection.selector import Selector
@@ -127,8 +127,6 @@ RectifyField = Annotated[
     Field(description="sparse steps between dense passes over them, such as 32 or 32:verify; none: never"),
 ]
 
-OptionsT = TypeVar("OptionsT", bound=Options)
-
 
 def moved(value: str, method: str, where: str = " of `claims`") -> BeforeValidator:
     """Refuse what an option was once given for something that only claims ask for, and say where that is now."""
@@ -141,18 +139,6 @@ def moved(value: str, method: str, where: str = " of `claims`") -> BeforeValidat
     return BeforeValidator(check)
 
 
-def parse_options(name: str, kind: type[OptionsT], given: dict[str, Any]) -> OptionsT:
-    """Validate `given` for policy `name`.
-
-    Raises:
-        PolicyError: one line that names the option, the value and what would be valid.
-    """
-    try:
-        return kind.model_validate(given)
-    except ValidationError as error:
-        raise PolicyError(_one_line(name, kind, error)) from None
-
-
 _SAID = {
     "int_parsing": "must be a whole number",
     "int_type": "must be a whole number",
@@ -163,7 +149,8 @@ _SAID = {
 """What pydantic says in a programmer's words, by its type of error."""
 
 
-def _one_line(name: str, kind: type[Options], error: ValidationError) -> str:
+def told_in_one_line(name: str, kind: type[Options], error: ValidationError) -> str:
+    """Which option of policy `name`, its value, and what would be valid."""
     first = error.errors(include_url=False)[0]
     option = str(first["loc"][0]) if first["loc"] else ""
     valid = ", ".join(kind.model_fields) or "none"

@@ -7,11 +7,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
+from pydantic import ValidationError
+
 from ..errors import PolicyError
 from ..plans.plan import Plan
 from ..plans.rectify import Phase, Rectify
 from ..types import ModelShape
-from .options import Options, parse_options
+from .options import Options, told_in_one_line
 from .registry import describe
 
 VERSION = 1
@@ -31,7 +33,11 @@ class Policy:
         Raises:
             PolicyError: unknown policy or option, or a value out of range.
         """
-        return cls(name, parse_options(name, describe(name).options, dict(options)))
+        kind = describe(name).options
+        try:
+            return cls(name, kind.model_validate(dict(options)))
+        except ValidationError as error:
+            raise PolicyError(told_in_one_line(name, kind, error)) from None
 
     @classmethod
     def from_spec(cls, spec: str) -> Policy:

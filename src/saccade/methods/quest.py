@@ -7,8 +7,7 @@ from pydantic import model_validator
 from ..selection.rules import TopK
 from ..selection.scorers.page_bounds import PageBoundScorer
 from ..selection.selector import ScoredSelector, pooling_of
-from ._plans import every_layer
-from .method import RECTIFIED, Method
+from .method import RECTIFIED, Method, every_layer
 from .options import DEFAULT_BUDGET, AtLeastOne, Budget, FirstDense, Heads, Options, Page, RectifyField
 
 

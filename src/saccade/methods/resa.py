@@ -6,8 +6,7 @@ from ..plans.rectify import Rectify
 from ..selection.rules import Ratio
 from ..selection.scorers.page_bounds import PageBoundScorer
 from ..selection.selector import ScoredSelector
-from ._plans import every_layer
-from .method import Method
+from .method import Method, every_layer
 from .options import AtLeastOne, DenseLayers, Options, Page, RectifyField, Share
 
 

@@ -3,8 +3,7 @@
 from ..selection.scorers.exact import ExactScorer
 from ..selection.selector import ScoredSelector, pooling_of
 from ._cut import CutOptions
-from ._plans import some_layers
-from .method import Method, reselecting
+from .method import Method, reselecting, some_layers
 from .options import DenseLayers, Heads, RectifyField, Reselect
 
 

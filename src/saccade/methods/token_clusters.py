@@ -5,8 +5,7 @@ from typing import Annotated
 from pydantic import Field
 
 from ..selection.clusters.mass_selector import TokenSelector
-from ._plans import every_layer
-from .method import Method
+from .method import Method, every_layer
 from .options import AtLeastOne, Budget, FirstDense, Heads, Options, RectifyField, Sinks, Spread
 
 

@@ -92,7 +92,22 @@ def cost_of(
     Raises:
         PolicyError: a value out of range, or a plan of another shape.
     """
-    _check(plan, shape, context, batch, kv_itemsize, weight_bytes, state_bytes, acceptance)
+    roles = plan.roles.layers
+    if len(roles) != shape.layers or {len(roles[layer]) for layer in shape.full_layers} != {shape.kv_heads}:
+        raise PolicyError(
+            f"the plan has {len(roles)} layers of {len(roles[0]) if roles else 0} KV heads, "
+            f"the model {shape.layers} of {shape.kv_heads}"
+        )
+    for name, value, least in (("context", context, 0), ("batch", batch, 1)):
+        if isinstance(value, bool) or not isinstance(value, int) or value < least:
+            raise PolicyError(f"{name}={value!r} is not valid: a whole number of at least {least}")
+    if not (math.isfinite(kv_itemsize) and kv_itemsize > 0):
+        raise PolicyError(f"kv_itemsize={kv_itemsize!r} is not valid: bytes per number, more than 0")
+    for name, size in (("weight_bytes", weight_bytes), ("state_bytes", state_bytes)):
+        if size is not None and not (math.isfinite(size) and size >= 0):
+            raise PolicyError(f"{name}={size!r} is not valid: a finite number of at least 0")
+    if not 0 <= acceptance <= 1:
+        raise PolicyError(f"acceptance={acceptance!r} is not valid: a share from 0 to 1")
     length, selector = context + 1, plan.selector
     token, seen = shape.kv_heads * shape.pair * kv_itemsize, min(length, shape.window or 0)
     full, windowed, sharing = {*shape.full_layers}, {*shape.windowed}, {*shape.sources}
@@ -157,32 +172,3 @@ def _sparse_step(plan: Plan, shape: ModelShape, length: int, itemsize: float) ->
     upkeep = selector.upkeep(length, 1, 0, head_dim, itemsize).times(len(plan.refreshing) * shape.kv_heads)
     scores = selector.scores(length, shape.group).times(heads[Role.SELECT] + heads[Role.PUBLISH])
     return Bytes(read=attended * shape.pair * itemsize), scores, search + upkeep
-
-
-def _check(
-    plan: Plan,
-    shape: ModelShape,
-    context: int,
-    batch: int,
-    itemsize: float,
-    weight_bytes: float,
-    state_bytes: float | None,
-    acceptance: float,
-) -> None:
-    """Raise for a value that cannot be counted with."""
-    roles = plan.roles.layers
-    if len(roles) != shape.layers or {len(roles[layer]) for layer in shape.full_layers} != {shape.kv_heads}:
-        raise PolicyError(
-            f"the plan has {len(roles)} layers of {len(roles[0]) if roles else 0} KV heads, "
-            f"the model {shape.layers} of {shape.kv_heads}"
-        )
-    for name, value, least in (("context", context, 0), ("batch", batch, 1)):
-        if isinstance(value, bool) or not isinstance(value, int) or value < least:
-            raise PolicyError(f"{name}={value!r} is not valid: a whole number of at least {least}")
-    if not (math.isfinite(itemsize) and itemsize > 0):
-        raise PolicyError(f"kv_itemsize={itemsize!r} is not valid: bytes per number, more than 0")
-    for name, size in (("weight_bytes", weight_bytes), ("state_bytes", state_bytes)):
-        if size is not None and not (math.isfinite(size) and size >= 0):
-            raise PolicyError(f"{name}={size!r} is not valid: a finite number of at least 0")
-    if not 0 <= acceptance <= 1:
-        raise PolicyError(f"acceptance={acceptance!r} is not valid: a share from 0 to 1")

@@ -56,11 +56,7 @@ def same_model(one: ModelShape, other: ModelShape) -> bool:
 
 
 def refuse_other(where: str, made_for: ModelShape, shape: ModelShape) -> None:
-    """Raise unless what was made for one model is used with it.
-
-    Raises:
-        PolicyError: with both fingerprints.
-    """
+    """Raise a PolicyError with both fingerprints unless what was made for one model is used with it."""
     if not same_model(made_for, shape):
         both = f"it is for {fingerprint(made_for)}, this one is {fingerprint(shape)}"
         raise PolicyError(f"{where} belongs to another model: {both}")

@@ -33,7 +33,8 @@ class Plan:
     sources: Mapping[int, int] = field(default_factory=dict, hash=False)
 
     def __post_init__(self) -> None:
-        if self.selector is not None and self.selector.heads == "all" and not self.roles.uniform:
+        mixed = any(len(spans) > 1 for spans in self.roles.spans)
+        if self.selector is not None and self.selector.heads == "all" and mixed:
             raise PolicyError(
                 "one set for all heads needs every layer to have a single role; this role map mixes roles"
             )

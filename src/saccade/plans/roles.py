@@ -55,11 +55,6 @@ class RoleMap:
         """Whether there are layers of other kinds."""
         return len(self.concerned) < len(self.layers)
 
-    @property
-    def uniform(self) -> bool:
-        """Whether no layer has several roles."""
-        return all(len(spans) <= 1 for spans in self.spans)
-
     @cached_property
     def attending_to_all(self) -> tuple[tuple[bool, ...], ...]:
         """Per layer and KV head, whether it reads the whole cache."""

@@ -1,5 +1,6 @@
 """Pages: one HTML file each that needs nothing else, made of a results folder's files alone."""
 
+import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -7,7 +8,7 @@ from typing import Any
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from ..errors import OutputError
-from ..eval.output import GAZE, REPORT, RESULTS, SAMPLES, read_json, read_lines
+from ..eval.output import GAZE, REPORT, RESULTS, SAMPLES, read_json
 from ..files import replace_text
 from . import figures
 from .labels import labelled
@@ -28,7 +29,8 @@ def comparison_report(folder: Path) -> Path:
     for name in (RESULTS, GAZE, SAMPLES):
         if not (folder / name).is_file():
             raise OutputError(f"{str(folder)!r} holds no {name}, of which its report is made")
-    gazes, samples = (read_lines(folder / name) for name in (GAZE, SAMPLES))
+    lines = ((folder / name).read_text(encoding="utf-8").splitlines() for name in (GAZE, SAMPLES))
+    gazes, samples = ([json.loads(line) for line in records] for records in lines)
     replace_text(folder / REPORT, comparison_page(read_json(folder / RESULTS), gazes, samples))
     return folder / REPORT
 

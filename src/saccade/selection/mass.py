@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ..types import KVView, Rows, Selection
+from ..types import KVView, Selection
 from .index import Index
 from .selector import ScoredSelector
 
@@ -20,12 +20,8 @@ class MassSelector(ScoredSelector):
     def select(self, q: Tensor, kv: KVView, index: Index | None, scores: Tensor | None, scale: float) -> Selection:
         each = self.scorer.score(q, kv, index, scores)
         # Of a unit that is kept unseen nothing need be known.
-        mass = masses(each, kv.rows, self.scorer.unit, scale, unseen=int(self.rule.keeps_last))
+        seen = kv.rows.units(self.scorer.unit) - int(self.rule.keeps_last)
+        absent = (torch.arange(each.shape[-1], device=each.device) >= seen[:, None])[:, None]
+        logits = (each * scale).masked_fill(absent, torch.finfo(each.dtype).min)
+        mass = logits.softmax(dim=-1).masked_fill(absent, 0)
         return self.rule.choose(mass.unflatten(1, (kv.kv_heads, -1)).sum(dim=2), kv.rows, self.scorer.unit, scale)
-
-
-def masses(scores: Tensor, rows: Rows, unit: int, scale: float, unseen: int) -> Tensor:
-    """Softmax of `scale * scores` `[B, G, N]` over each row's units, the last `unseen` left out; there it is 0."""
-    absent = torch.arange(scores.shape[-1], device=scores.device) >= (rows.units(unit) - unseen)[:, None]
-    logits = (scores * scale).masked_fill(absent[:, None], torch.finfo(scores.dtype).min)
-    return logits.softmax(dim=-1).masked_fill(absent[:, None], 0)

@@ -94,10 +94,6 @@ class ChunkTable:
         self.counts, self.ends = (pad(held, (0, 1)).index_select(0, rows) for held in (self.counts, self.ends))
         self.stops, self._cut_to = ([[*held, 0][row] for row in rows.tolist()] for held in (self.stops, self._cut_to))
 
-    @property
-    def nbytes(self) -> int:
-        return self.edges.nbytes + self.counts.nbytes + self.ends.nbytes
-
     def _cut(self, new: Sequence[Intake]) -> None:
         """Cut rows to their `stop`, from the last chunk that is decided on."""
         cuts, device = self.cuts, self.edges.device

@@ -12,7 +12,6 @@ from kernel_checks import Run, fewer, seeds
 
 from saccade.kernels._triton import plan
 from saccade.kernels.dense_pass import triton
-from saccade.kernels.dense_pass.triton import Tuning
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -27,7 +26,7 @@ def _several_parts() -> Iterator[None]:
 @given(Run("triton").cases(), counts, st.sampled_from((16, 32, 64)), seeds)
 def test_dense_pass_matches_the_oracle(case: Case, count: int, tile: int, seed: int) -> None:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(triton, "tuning", lambda *_: Tuning(tile, block=16, warps=4, stages=2, resident=8))
+        patch.setattr(triton, "tuning", lambda *_: (tile, plan.Tuning(block=16, warps=4, stages=2, resident=8)))
         expect_pass(case, queries_of(case, count, seed), "triton")
 
 

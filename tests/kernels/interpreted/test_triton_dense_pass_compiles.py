@@ -3,7 +3,7 @@
 import pytest
 from compiling import Compiled, compile_kernel
 
-from saccade.kernels.dense_pass.triton import Tuning, tuning
+from saccade.kernels.dense_pass.triton import tuning
 from walking import in_turn
 
 POINTERS = "q k v table starts lengths parts sums".split()
@@ -12,11 +12,11 @@ ONES = dict.fromkeys("q_dim k_dim v_dim table_step starts_step lengths_step".spl
 
 
 def compiled(
-    queries: int, *, chosen: Tuning | None = None, dtype: str = "bf16", cache: str | None = None, dim: int = 128,
+    queries: int, *, dtype: str = "bf16", cache: str | None = None, dim: int = 128,
     group: int = 4, page: int = 0, capability: int = 90,
 ) -> Compiled:  # fmt: skip
     size = {"fp32": 4, "bf16": 2, "fp16": 2}[dtype] if cache is None else 1
-    chosen = tuning(queries, 1 << (dim - 1).bit_length(), size) if chosen is None else chosen
+    tile, chosen = tuning(queries, 1 << (dim - 1).bit_length(), size)
     kinds = {"q": f"*{dtype}", "k": f"*{cache or dtype}", "v": f"*{cache or dtype}"}
     signature = {
         **{name: kinds.get(name, "*fp32" if name in ("parts", "sums") else "*i32") for name in POINTERS},
@@ -25,7 +25,7 @@ def compiled(
     }
     constants = {
         **ONES,
-        **{"GROUP": group, "TILE": chosen.tile, "DIM": dim, "INNER": 1 << (dim - 1).bit_length()},
+        **{"GROUP": group, "TILE": tile, "DIM": dim, "INNER": 1 << (dim - 1).bit_length()},
         **{"PAGE": page, "WIDE": False, "CAPPED": False, "BLOCK": chosen.block, "STAGES": chosen.stages},
         **{"k_scale": None, "v_scale": None, "k_scale_step": 0, "v_scale_step": 0},
     }

@@ -48,10 +48,19 @@ def dense_pass(q: Tensor, kv: KVView, softmax: Softmax, *, implementation: Imple
         return narrow or attention_refusal(first, plain)
 
     def cpu_refusal() -> str | None:
-        reason = _cpu_refusal(q, kv, softmax)
-        if reason is None and q.device.type != "cpu" and triton_refusal() is None:
+        if softmax.sinks is not None or softmax.cap is not None:
+            return "torch's attention knows neither sinks nor soft-caps"
+        if kv.k.dtype != q.dtype or kv.v.dtype != q.dtype:
+            return f"q is {q.dtype}, the cache {kv.k.dtype} and {kv.v.dtype}"
+        if kv.k_scale is not None or kv.v_scale is not None:
+            return "the cache is quantised"
+        if kv.rows.page_table.shape[1] != 1:
+            return f"rows have {kv.rows.page_table.shape[1]} pages"
+        if kv.k.device.type != "cpu" and kv.rows.bounds is None:
+            return "the host does not know the lengths"
+        if q.device.type != "cpu" and triton_refusal() is None:
             return f"the cache is on {kv.k.device}, where 'triton' runs"
-        return reason
+        return None
 
     chosen = choose("dense_pass", implementation, cpu=cpu_refusal, triton=triton_refusal)
     kv = kv.in_rows()
@@ -60,18 +69,3 @@ def dense_pass(q: Tensor, kv: KVView, softmax: Softmax, *, implementation: Imple
 
         return triton.dense_pass(q, kv, softmax)
     return (cpu.dense_pass if chosen == "cpu" else reference.dense_pass)(q, kv, softmax)
-
-
-def _cpu_refusal(q: Tensor, kv: KVView, softmax: Softmax) -> str | None:
-    """Why torch's own attention cannot take the call, or None."""
-    if softmax.sinks is not None or softmax.cap is not None:
-        return "torch's attention knows neither sinks nor soft-caps"
-    if kv.k.dtype != q.dtype or kv.v.dtype != q.dtype:
-        return f"q is {q.dtype}, the cache {kv.k.dtype} and {kv.v.dtype}"
-    if kv.k_scale is not None or kv.v_scale is not None:
-        return "the cache is quantised"
-    if kv.rows.page_table.shape[1] != 1:
-        return f"rows have {kv.rows.page_table.shape[1]} pages"
-    if kv.k.device.type != "cpu" and kv.rows.bounds is None:
-        return "the host does not know the lengths"
-    return None

@@ -1,7 +1,6 @@
 """Dense attention of the last tokens in Triton: tiles of queries over splits of the row, joined by another launch."""
 
 import math
-from typing import NamedTuple
 
 import torch
 import triton
@@ -17,37 +16,23 @@ from saccade.kernels._triton.stream import load_tokens
 from saccade.types import KVView, Softmax
 
 
-class Tuning(NamedTuple):
-    """Sizes of a program; of those tried on an H200, these were the fastest (`benchmarks.gpu.passes`).
+def tuning(queries: int, head_dim: int, size: int) -> tuple[int, plan.Tuning]:
+    """Queries of a program and its other sizes; of those tried on an H200 the fastest (`benchmarks.gpu.passes`).
 
-    Attributes:
-        tile: queries of a program.
-        block: tokens of an iteration.
-        warps, stages: as Triton has them.
-        resident: programs that a multiprocessor is meant to run at once.
+    For so many queries of a KV head, a head dim that is a power of two, and numbers of `size` bytes.
     """
-
-    tile: int
-    block: int
-    warps: int
-    stages: int
-    resident: int
-
-
-def tuning(queries: int, head_dim: int, size: int) -> Tuning:
-    """For so many queries of a KV head, a head dim that is a power of two, and numbers of `size` bytes."""
     tile = max(LEAST_TILE, triton.next_power_of_2(queries))
     if size == 4:  # whose products are not the tensor cores': what is held must fit the registers
-        return Tuning(min(32, tile), max(16, min(64, 2048 // head_dim)), 4, 2, 2)
-    return Tuning(min(64, tile), max(16, min(64, 8192 // head_dim)), 4, 3, 2)
+        return min(32, tile), plan.Tuning(max(16, min(64, 2048 // head_dim)), warps=4, stages=2, resident=2)
+    return min(64, tile), plan.Tuning(max(16, min(64, 8192 // head_dim)), warps=4, stages=3, resident=2)
 
 
 def dense_pass(q: Tensor, kv: KVView, softmax: Softmax) -> Tensor:
     batch, query_heads, count, head_dim = q.shape
     rows, group, table = kv.rows, query_heads // kv.kv_heads, kv.rows.page_table
     inner = max(LEAST_DIM, triton.next_power_of_2(head_dim))
-    chosen = tuning(group * count, inner, item_size(q[:, :, 0], kv.k, kv.v))
-    tiles = triton.cdiv(group * count, chosen.tile)
+    tile, chosen = tuning(group * count, inner, item_size(q[:, :, 0], kv.k, kv.v))
+    tiles = triton.cdiv(group * count, tile)
     blocks = triton.cdiv(rows.max_len, chosen.block)
     streams = batch * kv.kv_heads * tiles
     (splits,) = plan.split_counts(((streams, blocks),), plan.processors(q.device) * chosen.resident)
@@ -63,7 +48,7 @@ def dense_pass(q: Tensor, kv: KVView, softmax: Softmax) -> Tensor:
             softmax.scale * math.log2(math.e), (softmax.cap or 0.0) * math.log2(math.e),
             table, *table.stride(), rows.row_start, rows.row_start.stride(0), rows.seq_lens, rows.seq_lens.stride(0),
             parts, sums, count, kv.kv_heads, splits,
-            GROUP=group, TILE=chosen.tile, DIM=head_dim, INNER=inner,
+            GROUP=group, TILE=tile, DIM=head_dim, INNER=inner,
             PAGE=0 if table.shape[1] == 1 else kv.page,
             WIDE=widened(q, kv.k, kv.v), CAPPED=softmax.cap is not None, BLOCK=chosen.block, STAGES=chosen.stages,
             num_warps=chosen.warps,

@@ -44,7 +44,7 @@ def rank_union(
 
         with torch.cuda.device_of(ids):
             return triton.rank_union(ids, counts, limit, universe, None, 0, 0, None)
-    return _union(chosen, ids, counts, limit, universe)
+    return (native.rank_union if chosen == "native" else reference.rank_union)(ids, counts, limit, universe)
 
 
 def framed_rank_union(
@@ -91,10 +91,11 @@ def framed_rank_union(
 
         with torch.cuda.device_of(ids):
             return triton.rank_union(ids, counts, limit, universe, lengths, sinks, window, rest)
-    merged, found = _union(chosen, ids, counts, limit, universe)
+    union = native.rank_union if chosen == "native" else reference.rank_union
+    merged, found = union(ids, counts, limit, universe)
     short = (found < limit) & (lengths > sinks + limit + window)[:, None]
     if rest is not None and not (short.is_cpu and not short.any()):
-        more, numbers = _union(chosen, *rest(lengths * short[:, 0]), limit, universe)
+        more, numbers = union(*rest(lengths * short[:, 0]), limit, universe)
         merged, found = torch.where(short[..., None], more, merged), torch.where(short, numbers, found)
     return framed(merged, found, lengths, sinks, window)
 
@@ -135,10 +136,3 @@ def _chosen(
         native=lambda: library.refusal(ids, counts),
         triton=lambda: refusals.refusal(ids, counts),
     )
-
-
-def _union(
-    implementation: Implementation, ids: Tensor, counts: Tensor, limit: int, universe: int
-) -> tuple[Tensor, Tensor]:
-    run = native.rank_union if implementation == "native" else reference.rank_union
-    return run(ids, counts, limit, universe)

@@ -17,7 +17,7 @@ def sparse_decode(q: Tensor, kv: KVView, selection: Selection, softmax: Softmax)
     flat_keys, flat_values = flatten(kv.k), flatten(kv.v)
     index = _flat_index(tokens, kv, flat_keys, heads)
     keys = flat_keys.table.index_select(0, index).view(shape).float()
-    if not flat_values.steps_like(flat_keys):
+    if flat_values[1:] != flat_keys[1:]:
         index = _flat_index(tokens, kv, flat_values, heads)
     values = flat_values.table.index_select(0, index).view(shape)
     queries = (q.float() * softmax.scale).reshape(batch * heads, -1, head_dim)

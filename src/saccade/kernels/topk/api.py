@@ -48,7 +48,6 @@ def topk(
     Raises:
         KernelError: shapes or dtypes do not fit, k < 1, reserved < 0, or the requested implementation cannot run.
     """
-    _check("topk", scores, lengths)
     if k < 1 or order not in ("position", "score"):
         raise KernelError(f"topk: k must be at least 1 and order position or score, got {k} and {order!r}")
     if reserved < 0:
@@ -95,7 +94,6 @@ def topk_and_last(
     Raises:
         KernelError: shapes or dtypes do not fit, k or last < 0, unit < 1, or the requested implementation cannot run.
     """
-    _check("topk_and_last", scores, lengths)
     if k < 0 or last < 0 or unit < 1:
         raise KernelError(f"topk_and_last: k and last must be at least 0, unit at least 1, got {k}, {last} and {unit}")
     chosen = _chosen("topk_and_last", scores, lengths, implementation)
@@ -131,7 +129,8 @@ def best_and_last(ranked: Tensor, take: Tensor, first: Tensor, last: Tensor, wid
     return torch.where(slot < total[..., None], merged, -1), total
 
 
-def _check(operation: str, scores: Tensor, lengths: Tensor) -> None:
+def _chosen(operation: str, scores: Tensor, lengths: Tensor, implementation: Implementation) -> Implementation:
+    """The implementation that runs, if scores and lengths fit."""
     check_integers(operation, lengths=lengths)
     if scores.dim() != 3 or scores.dtype != torch.float32 or scores.shape[2] < 1:
         raise KernelError(
@@ -141,9 +140,6 @@ def _check(operation: str, scores: Tensor, lengths: Tensor) -> None:
         raise KernelError(
             f"{operation}: lengths must be [{scores.shape[0]}] on {scores.device}, got {list(lengths.shape)}"
         )
-
-
-def _chosen(operation: str, scores: Tensor, lengths: Tensor, implementation: Implementation) -> Implementation:
     too_wide = f"it takes rows of at most {_WIDEST} scores, got {scores.shape[2]}"
     return choose(
         operation,

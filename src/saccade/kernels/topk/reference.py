@@ -10,7 +10,7 @@ def topk(scores: Tensor, lengths: Tensor, k: int, order: Literal["position", "sc
     batch, groups, width = scores.shape
     positions = torch.arange(width, device=scores.device)
     # The score's rank in the high half, the inverted position in the low half: larger keys are better, none are equal.
-    keys = _ordered(scores) * 2**32 + (width - 1 - positions)
+    keys = ordered(scores) * 2**32 + (width - 1 - positions)
     keys = keys.masked_fill(positions >= lengths[:, None, None], torch.iinfo(torch.int64).min)
     chosen = torch.topk(keys, min(k, width), dim=-1).values
     counts = lengths.clamp(max=min(k, width))
@@ -21,7 +21,8 @@ def topk(scores: Tensor, lengths: Tensor, k: int, order: Literal["position", "sc
     return ids.masked_fill(absent, -1).int(), counts[:, None].expand(batch, groups).contiguous()
 
 
-def _ordered(scores: Tensor) -> Tensor:
+def ordered(scores: Tensor) -> Tensor:
     """Integers that compare as the floats do; adding 0.0 makes -0.0 equal to 0.0."""
-    bits = (scores + 0.0).view(torch.int32).long()
-    return torch.where(bits < 0, -(bits + 2**31) - 1, bits)
+    bits = (scores + 0.0).view(torch.int32)
+    # Larger bits of a negative number mean a smaller one: all but the sign are inverted.
+    return (bits ^ ((bits >> 31) & (2**31 - 1))).long()

@@ -55,10 +55,6 @@ class Groups:
             },
         )
 
-    def repeated(self, numbers: Tensor, layers: int, heads: int) -> Tensor:
-        """What is told of each group, `[n, G, ...]`, for L layers of H heads: `[L · n · H · G, ...]`."""
-        return numbers[:, None].expand(layers, len(numbers), heads, *numbers.shape[1:]).flatten(0, 3)
-
 
 def touched(
     settings: ClusterSettings, table: ChunkTable, new: Sequence[Intake], held: int

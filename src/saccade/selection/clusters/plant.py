@@ -18,8 +18,9 @@ def plant(keys: Tensor, groups: Groups, settings: ClusterSettings, dtype: torch.
     """
     layers, _, heads, _, head_dim = keys.shape
     keys, lengths = keys.view(-1, settings.replant, head_dim), groups.edges.long().diff(dim=1)
+    # What is told of each group, `[n, G, ...]`, for all layers and heads: `[P, ...]`.
     chunks, clusters, units, lengths = (
-        groups.repeated(numbers, layers, heads)
+        numbers[:, None].expand(layers, -1, heads, *numbers.shape[1:]).flatten(0, 3)
         for numbers in (groups.chunks, groups.clusters, groups.units, lengths.unflatten(1, (-1, settings.replant)))
     )
     labels, centroids = spherical_kmeans(keys, settings.clusters, counts=chunks, cluster_counts=clusters)

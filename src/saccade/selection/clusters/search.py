@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from ...kernels._flat import flatten
+from ...kernels.topk.reference import ordered
 from ...types import Selection
 from .tree import ClusterTree
 
@@ -88,7 +89,7 @@ def _ranked(
     bounds = _products(query, near) + norm * _of(tree.radii, slots, inside)
     numbers = _of(tree.numbers, slots, inside)
     # Unique keys, larger is better: the bound in the high half, the inverted number in the low half.
-    keys = (_ordered(bounds) * 2**32 + (2**31 - 1 - numbers)).masked_fill(absent, _LOWEST)
+    keys = (ordered(bounds) * 2**32 + (2**31 - 1 - numbers)).masked_fill(absent, _LOWEST)
     best = torch.topk(keys, min(clusters, chunks), dim=-1).indices
     return inside.gather(-1, best), sizes.masked_fill(absent, 0).gather(-1, best)
 
@@ -124,13 +125,6 @@ def _of(table: Tensor, slots: Tensor, places: Tensor) -> Tensor:
 def _products(query: Tensor, vectors: Tensor) -> Tensor:
     """Inner products `[B, H, n]` of `[B, H, d]` and `[B, H, n, d]`; a product with a column would be 5 times slower."""
     return (query[:, :, None] @ vectors.transpose(-1, -2))[:, :, 0]
-
-
-def _ordered(scores: Tensor) -> Tensor:
-    """Integers that compare as the floats do; adding 0.0 makes -0.0 equal to 0.0."""
-    bits = (scores + 0.0).view(torch.int32)
-    # Larger bits of a negative number mean a smaller one: all but the sign are inverted.
-    return (bits ^ ((bits >> 31) & (2**31 - 1))).long()
 
 
 def fill_budget(

@@ -33,7 +33,12 @@ class PageBounds:
 
     def update(self, kv: KVView, new: NewTokens) -> None:
         # One more: they wait until the next page is full.
-        self.reserve(-(-kv.rows.max_len // self.page) + 1)
+        held, pages = self.lower.shape[2], -(-kv.rows.max_len // self.page) + 1
+        if pages > held:
+            extra = max(pages - held, held // 8, 16)
+            room = self.lower.new_empty((*self.lower.shape[:2], extra, self.lower.shape[3]))
+            self.lower = torch.cat((self.lower, room), dim=2)
+            self.upper = torch.cat((self.upper, room), dim=2)
         update_page_bounds(self.lower, self.upper, kv, page=self.page, start=new.start, count=new.count)
 
     def permute(self, rows: Tensor) -> None:
@@ -48,46 +53,32 @@ class PageBounds:
     def nbytes(self) -> int:
         return self.lower.nbytes + self.upper.nbytes
 
-    def reserve(self, pages: int) -> None:
-        """Make room for so many pages of any row."""
-        held = self.lower.shape[2]
-        if pages <= held:
-            return
-        extra = max(pages - held, held // 8, 16)
-        room = self.lower.new_empty((*self.lower.shape[:2], extra, self.lower.shape[3]))
-        self.lower = torch.cat((self.lower, room), dim=2)
-        self.upper = torch.cat((self.upper, room), dim=2)
-
 
 @dataclass(frozen=True, slots=True)
 class PageBoundScorer(Scorer):
-    """Scores pages of `page` tokens by sum_j max(q_j * min_j, q_j * max_j)."""
+    """Scores pages of `unit` tokens by sum_j max(q_j * min_j, q_j * max_j)."""
 
-    page: int
+    unit: int
     pooling: Pooling = "max"
 
     @property
-    def unit(self) -> int:
-        return self.page
-
-    @property
     def bounds_page(self) -> int | None:
-        return self.page
+        return self.unit
 
     def new_index(self, kv: KVView) -> PageBounds:
         empty = kv.k.new_empty((kv.rows.batch, kv.kv_heads, 0, kv.head_dim))
-        return PageBounds(empty, empty.clone(), self.page)
+        return PageBounds(empty, empty.clone(), self.unit)
 
     def score(self, q: Tensor, kv: KVView, index: Index | None, stored: Tensor | None = None) -> Tensor:
         assert stored is None, "bounds are not made of token scores: `fused` says so"
         assert isinstance(index, PageBounds), "page bounds are scored from their own index"
-        pages = -(-kv.rows.max_len // self.page)
+        pages = -(-kv.rows.max_len // self.unit)
         return page_scores(
             q,
             index.lower,
             index.upper,
             kv.rows.seq_lens,
-            page=self.page,
+            page=self.unit,
             pooling=self.pooling,
             table=index.table,
             pages=pages,
@@ -96,9 +87,9 @@ class PageBoundScorer(Scorer):
 
     def traffic(self, length: int, head_dim: int, itemsize: float) -> Bytes:
         """Both bounds of every page."""
-        return Bytes(read=2 * -(-length // self.page) * head_dim * itemsize)
+        return Bytes(read=2 * -(-length // self.unit) * head_dim * itemsize)
 
     def upkeep(self, length: int, appended: int, rewritten: int, head_dim: int, itemsize: float) -> Bytes:
         """Keys of the touched pages are read whole, their bounds written; how many varies, this is the mean."""
-        touched = 1 + (appended + rewritten - 1) / self.page
-        return Bytes(touched * self.page * head_dim * itemsize, touched * 2 * head_dim * itemsize)
+        touched = 1 + (appended + rewritten - 1) / self.unit
+        return Bytes(touched * self.unit * head_dim * itemsize, touched * 2 * head_dim * itemsize)
