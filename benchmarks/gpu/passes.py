@@ -95,10 +95,11 @@ def measured(cell: Cell, given: argparse.Namespace) -> dict[str, Any]:
         except Exception as error:  # one that does not fit is a result too
             failed[name] = reason(error)
     kernel.tuning = chosen
+    tile, sizes = chosen(heads.query // heads.kv * count, heads.dim, q.element_size())
     out = dense_pass(q[:1], first_row(cell), Softmax(heads.scale), implementation=ours)
     times = interleaved(variants, rounds=20, seconds=30)
     return {
-        "chosen": tuple(chosen(heads.query // heads.kv * count, heads.dim, q.element_size())),
+        "chosen": (tile, *astuple(sizes)),
         "error": relative_error(out[0], expected(q[0], *cell.caches[0], heads.scale)),
         "sparse_error": step.error(),
         "times": times,

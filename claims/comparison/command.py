@@ -14,9 +14,7 @@ def compare(
     texts: Annotated[int, count("Texts that share no token.")] = 40,
     asked: Annotated[int, count("Questions about each, at most as many as its facts.")] = 12,
     task: Annotated[str, words("NAME", "How facts are stated: kv, several, listing, records or passkey.")] = "kv",
-    methods: Annotated[
-        str | None, words("NAME,NAME", "Methods beside dense attention and quest. Default: all.")
-    ] = None,
+    methods: Annotated[str | None, words("NAME,NAME", "Methods beside dense and quest. Default: all.")] = None,
     plain: Annotated[int, count("Texts of code, and of prose, whose next tokens are judged; 0: none.", 0)] = 8,
     output_dir: Annotated[Path, words("DIR", "Folder; an interrupted run goes on there.")] = Path("results/compared"),
     device: Device = "auto",

@@ -1,5 +1,7 @@
 """From samples to an effect with its interval: texts are resampled whole, repeated timings speak by their quartiles."""
 
+from __future__ import annotations
+
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase

@@ -1,5 +1,7 @@
 """From effects to a verdict, and what it would take where there is none."""
 
+from __future__ import annotations
+
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from math import ceil, log, log1p
