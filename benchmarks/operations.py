@@ -69,7 +69,7 @@ class Layer:
         lower, upper = (k.new_empty(batch, shape.kv_heads, -(-context // PAGE), shape.head_dim) for _ in range(2))
         update_page_bounds(lower, upper, kv, page=PAGE, start=torch.zeros_like(rows.seq_lens), count=context)
         scores = decode_scores(q, kv, pooling="max")
-        pages = page_scores(q, lower, upper, rows.seq_lens, page=PAGE, pooling="max")
+        pages, _ = page_scores(q, lower, upper, rows.seq_lens, page=PAGE, pooling="max")
         rule, scale = TopK(budget), shape.head_dim**-0.5
         return cls(
             *(q, kv, scores, lower, upper),
@@ -181,7 +181,7 @@ def _select_union(layer: Layer, _: Any) -> Selection:
 
 def _select_pages(layer: Layer, _: Any) -> Selection:
     """What a Quest layer does before it attends."""
-    scores = page_scores(layer.q, layer.lower, layer.upper, layer.kv.rows.seq_lens, page=PAGE, pooling="max")
+    scores, _ = page_scores(layer.q, layer.lower, layer.upper, layer.kv.rows.seq_lens, page=PAGE, pooling="max")
     return TopK(layer.tokens.ids.shape[2]).choose(scores, layer.kv.rows, PAGE, _softmax(layer).scale)
 
 
@@ -241,7 +241,7 @@ OPERATIONS: tuple[Operation, ...] = (
             page=PAGE,
             pooling="max",
             implementation=chosen,
-        ),
+        )[0],
         lambda layer: layer.lower.nbytes + layer.upper.nbytes,
         _check_pages,
     ),

@@ -329,7 +329,7 @@ def layers(cell: Cell, budget: int) -> Iterator[Variant]:
 
         def layer() -> Tensor:
             update_page_bounds(low, high, view, page=PAGE, start=rows.seq_lens - 1, count=1)
-            scores = page_scores(q, low, high, rows.seq_lens, page=PAGE, pooling="max")
+            scores, _ = page_scores(q, low, high, rows.seq_lens, page=PAGE, pooling="max")
             return sparse_decode(q, view, chosen.choose(scores, rows, PAGE, scale), Softmax(scale))
 
         return layer
@@ -389,7 +389,8 @@ def resa(cell: Cell) -> Iterator[Variant]:
 
         def estimate() -> Selection:
             update_page_bounds(low, high, view, page=PAGE, start=rows.seq_lens - 1, count=1)
-            return rule.choose(page_scores(q, low, high, rows.seq_lens, page=PAGE, pooling="mean"), rows, PAGE, scale)
+            scores, _ = page_scores(q, low, high, rows.seq_lens, page=PAGE, pooling="mean")
+            return rule.choose(scores, rows, PAGE, scale)
 
         return estimate
 

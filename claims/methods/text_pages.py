@@ -59,7 +59,7 @@ class ChunkBounds(ChunkedLayer[Bounds]):
         for row, slot in enumerate(slots.tolist()):
             if (held := self.held[slot]) is not None:
                 lower[row, :, : held.lower.shape[1]], upper[row, :, : held.upper.shape[1]] = held.lower, held.upper
-        bounds = page_scores(q, lower, upper, counts, page=1, pooling="max")
+        bounds, _ = page_scores(q, lower, upper, counts, page=1, pooling="max")
         best, _ = topk(bounds, counts, min(bounds.shape[-1], budget // self.settings.chunk_min), order="score")
         numbers, edges = best.clamp(min=0).long(), table.edges[slots][:, None].expand(-1, kv.kv_heads, -1)
         starts = edges.gather(-1, numbers).long()

@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 from functools import partial
-from typing import get_args
+from typing import Any, get_args
 
 import kernel_caches
 import pytest
@@ -125,6 +125,32 @@ def test_bounds_behind_blocks_of_a_serving_engine(dtype: torch.dtype, block: int
         expect_page_scores(scores, case, PAGE, pages, pooling)
 
 
+@pytest.mark.parametrize(("rows", "dtype"), [(2, torch.bfloat16), (40, torch.bfloat16), (2, FP8)])
+def test_a_search_bounds_pages_as_rows_fill_them(rows: int, dtype: torch.dtype) -> None:
+    """Replayed token by token, in launches that begin early and in others: pages are bounded as their update does."""
+    kv_heads, head_dim, first, last = 2, 128, 1000, 1040
+    cache = torch.randn(rows, last, kv_heads, head_dim, device="cuda").to(dtype)
+    seq_lens = int32([first + 7 * row % 16 for row in range(rows)])
+    kv = KVView(cache, cache, Rows(torch.arange(rows, device="cuda").int()[:, None], seq_lens * 0, seq_lens, last))
+    lower, upper = torch.zeros((2, rows, kv_heads, -(-last // PAGE), head_dim), dtype=dtype, device="cuda")
+    wanted = torch.zeros_like(lower), torch.zeros_like(upper)
+    options: Any = {"page": PAGE, "implementation": "triton"}
+    for sides in ((lower, upper), wanted):
+        update_page_bounds(*sides, kv, start=seq_lens * 0, count=last, filled=True, **options)
+    q = torch.randn(rows, 4 * kv_heads, head_dim, device="cuda").bfloat16()
+    known = {"pooling": "max", "k_scale": torch.ones(1, device="cuda") if dtype == FP8 else None, **options}
+    graph, (scores, tiles) = captured(lambda: page_scores(q, lower, upper, seq_lens, filling=kv, **known))
+    for _ in range(24):
+        seq_lens += 1
+        graph.replay()
+        told, _ = page_scores(q, *wanted, seq_lens, **known)
+        update_page_bounds(*wanted, kv, start=seq_lens - 1, count=1, filled=True, **options)
+        assert torch.equal(lower.float(), wanted[0].float()) and torch.equal(upper.float(), wanted[1].float())
+        for row, full in enumerate(((seq_lens - 1) // PAGE).tolist()):
+            assert torch.equal(scores[row, :, :full], told[row, :, :full])
+            assert tiles is not None and torch.equal(tiles[row, :, 0], told[row, :, :32].amax(1))
+
+
 @pytest.mark.parametrize("pooling", poolings)
 def test_a_graph_follows_lengths(pooling: Pooling) -> None:
     """Captured at one length, replayed at others that begin a page, fill one, or shrink; unused memory is NaN."""
@@ -141,7 +167,7 @@ def test_a_graph_follows_lengths(pooling: Pooling) -> None:
 
     def step(count: int) -> Tensor:
         update_page_bounds(lower, upper, kv, page=PAGE, start=start, count=count, implementation="triton")
-        return page_scores(q, lower, upper, seq_lens, page=PAGE, pooling=pooling, implementation="triton")
+        return page_scores(q, lower, upper, seq_lens, page=PAGE, pooling=pooling, implementation="triton")[0]
 
     for row, length in enumerate(lengths):
         cache[row, :, :length] = keys[row, :, :length]
@@ -188,5 +214,5 @@ def test_offsets_beyond_32_bits() -> None:
     for bounds in (lower, upper):
         assert torch.equal(bounds[-16:].float(), last.transpose(1, 2).float())
     q = torch.randn(1, 32, head_dim, device="cuda").bfloat16()
-    scores = page_scores(q, lower, upper, int32([16]), page=1, pooling="max", table=table, implementation="triton")
+    scores, _ = page_scores(q, lower, upper, int32([16]), page=1, pooling="max", table=table, implementation="triton")
     expect_page_scores(scores, told(kv, q, [last[:, 0]]), 1, scores.shape[2], "max")

@@ -7,7 +7,7 @@ from torch import Tensor
 from saccade.kernels.dense_decode_scores.api import dense_decode_scores
 from saccade.kernels.hybrid_decode.api import hybrid_decode
 from saccade.kernels.page_bounds.api import page_scores, update_page_bounds
-from saccade.kernels.rank_union.api import rank_union
+from saccade.kernels.rank_union.api import framed_rank_union
 from saccade.kernels.sparse_decode.api import sparse_decode
 from saccade.kernels.spherical_kmeans.api import member_means, spherical_kmeans
 from saccade.kernels.topk.api import topk
@@ -64,8 +64,9 @@ def test_topk_and_union(kv: KVView, order: str) -> None:
     scores = torch.randn((BATCH, QUERY_HEADS, max(LENGTHS)), device="cuda")
     ids, counts = topk(scores, kv.rows.seq_lens, 9, order=order, implementation="triton")  # type: ignore[arg-type]
     assert int(counts.min()) == 9
-    union, _ = rank_union(ids, counts, 12, universe=max(LENGTHS), implementation="triton")
-    assert union.shape == (BATCH, 1, 12)
+    frame = {"sinks": 2, "window": 3, "universe": max(LENGTHS)}
+    union, _ = framed_rank_union(ids, counts, kv.rows.seq_lens, 12, **frame, implementation="triton")
+    assert union.shape == (BATCH, 1, 17)
 
 
 def test_bounds(kv: KVView, q: Tensor) -> None:
@@ -75,7 +76,8 @@ def test_bounds(kv: KVView, q: Tensor) -> None:
     options = {"page": PAGE, "implementation": "triton"}
     update_page_bounds(lower, upper, kv, start=start, count=max(LENGTHS), **options)  # type: ignore[arg-type]
     update_page_bounds(lower, upper, kv, start=kv.rows.seq_lens - 1, count=1, **options)  # type: ignore[arg-type]
-    scores = page_scores(q, lower, upper, kv.rows.seq_lens, pooling="max", **options)  # type: ignore[arg-type]
+    for filling in (None, kv):
+        scores, _ = page_scores(q, lower, upper, kv.rows.seq_lens, pooling="max", filling=filling, **options)  # type: ignore[arg-type]
     assert scores[0].isfinite().all()
 
 

@@ -7,14 +7,14 @@ import topk_contract
 import torch
 from device_caches import captured
 from kernel_caches import int32
-from rank_union_contract import expect_merged, ranked_of
+from rank_union_contract import expect_merged, rank_union, ranked_of
 from topk_contract import DEVICE_STYLES as STYLES
 from topk_contract import ORDERS, expect_chosen
 from torch import Tensor
 
 from saccade.kernels._dispatch import Implementation
 from saccade.kernels._share import Share
-from saccade.kernels.rank_union.api import framed_rank_union, rank_union
+from saccade.kernels.rank_union.api import framed_rank_union
 from saccade.kernels.topk.api import Order, topk
 from saccade.selection.rules.rank_union import RankUnion
 from saccade.types import Rows
@@ -54,6 +54,14 @@ def test_the_best_and_the_last(style: str, width: int) -> None:
     for share in (None, Share(1, 40, 64), Share(1, 10, 4)):
         for k, last in ((2047, 1), (1000, 6), (0, 2)):
             topk_contract.expect_topk_and_last(scores, lengths, k, last, share, implementation="triton")
+
+
+@pytest.mark.parametrize("style", STYLES)
+def test_the_best_of_neighbours_are_known(style: str) -> None:
+    scores, lengths = make_scores(style, (3, 4, 65_000), 11), [65_000, 64_017, 4_200]
+    tiles = torch.nn.functional.pad(scores, (0, 24), value=-torch.inf).unflatten(2, (2032, 32)).amax(3)
+    for k, last in ((127, 1), (1, 0), (100, 6)):
+        topk_contract.expect_topk_and_last(scores, lengths, k, last, None, tiles=tiles, implementation="triton")
 
 
 @pytest.mark.parametrize("k", [9_000, 40_000, 262_144, 300_000])

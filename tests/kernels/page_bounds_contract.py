@@ -44,6 +44,11 @@ class Bounds:
         update_page_bounds(self.lower, self.upper, kv, **given, implementation=implementation)
 
     def scores(self, case: Case, page: int, implementation: Implementation = "auto", **others: Any) -> Tensor:
+        return self.scored(case, page, implementation, **others)[0]
+
+    def scored(
+        self, case: Case, page: int, implementation: Implementation = "auto", **others: Any
+    ) -> tuple[Tensor, Tensor | None]:
         """What `page_scores` says of the case; `max` of a group unless another pooling is asked for."""
         others = {"pooling": "max", "table": self.table, "implementation": implementation, **others}
         return page_scores(case.q, self.lower, self.upper, case.kv.rows.seq_lens, page=page, **others)
@@ -188,6 +193,23 @@ def test_page_scores_match_the_oracle(
     with run.chosen() as implementation:
         scores = bounds.scores(case, page, implementation, pooling=pooling, pages=None if more is None else wanted)
     expect_page_scores(scores, case, page, wanted, pooling)
+
+
+@every_implementation
+def test_a_search_bounds_pages_that_are_full(implementation: Implementation) -> None:
+    """Of rows whose latest token has filled one, and no other; what was bounded before is scored as it was."""
+    case = make_case(layout="paged", lengths=[16, 15, 13, 4, 1], group=3, padding=1)
+    for per_block in (None, 2):
+        bounds, wanted = (bounds_of(case, 4, per_block) for _ in range(2))
+        for one in (bounds, wanted):
+            one.update(case.kv, 4, [0] * 5, 12, implementation, filled=True)
+        wanted.update(case.kv, 4, [15, 14, 12, 3, 0], 1, implementation, filled=True)
+        scores = bounds.scores(case, 4, implementation, filling=case.kv)
+        for side, other in ((bounds.lower, wanted.lower), (bounds.upper, wanted.upper)):
+            assert torch.equal(side.nan_to_num(7.5), other.nan_to_num(7.5))
+        told = wanted.scores(case, 4, implementation)
+        for row, full in enumerate((3, 3, 3, 0, 0)):
+            assert torch.equal(scores[row, :, :full], told[row, :, :full])
 
 
 @every_implementation

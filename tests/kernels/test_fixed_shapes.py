@@ -10,7 +10,7 @@ from saccade.kernels.chunk_keys.api import chunk_keys
 from saccade.kernels.dense_decode_scores.api import decode_scores, dense_decode_scores
 from saccade.kernels.hybrid_decode.api import hybrid_decode
 from saccade.kernels.page_bounds.api import page_scores, update_page_bounds
-from saccade.kernels.rank_union.api import rank_union
+from saccade.kernels.rank_union.api import framed_rank_union
 from saccade.kernels.sparse_decode.api import sparse_decode
 from saccade.kernels.spherical_kmeans.api import member_means, spherical_kmeans
 from saccade.kernels.topk.api import topk
@@ -33,7 +33,8 @@ def test_no_reference_synchronises_with_the_host() -> None:
         each = decode_scores(q, kv, pooling="each", implementation="reference")
         assert each.shape == (2, 4, 40)
         ranked, counts = topk(each, rows.seq_lens, 5, order="score", implementation="reference")
-        merged, found = rank_union(ranked, counts, 7, universe=40, implementation="reference")
+        how = {"sinks": 0, "window": 0, "universe": 40}
+        merged, found = framed_rank_union(ranked, counts, zeros + 40, 7, **how, implementation="reference")
         assert merged.shape == (2, 1, 7)
         chosen = sparse_decode(q, kv, Selection(merged, found), Softmax(0.3), implementation="reference")
         assert chosen.shape == q.shape
@@ -47,7 +48,7 @@ def test_no_reference_synchronises_with_the_host() -> None:
             sides = (lower[:2], upper[:2]) if table is None else (lower, upper)
             given: Any = {"page": 16, "table": table, "implementation": "reference"}
             update_page_bounds(*sides, kv, start=rows.row_start, count=17, **given)
-            assert page_scores(q, *sides, rows.seq_lens, pooling="max", **given).shape == (2, 2, width)
+            assert page_scores(q, *sides, rows.seq_lens, pooling="max", **given)[0].shape == (2, 2, width)
         chunks = torch.zeros(2, 2, 7, dtype=torch.int64)
         ends = {"head": rows.row_start, "tail": rows.row_start}
         assert fill_budget(chunks, chunks, chunks, rows.seq_lens, **ends, budget=9, width=9).ids.shape == (2, 2, 9)

@@ -5,6 +5,7 @@ from kernel_caches import int32
 from kernel_checks import every_implementation, needs_the_library, refused
 from rank_union_contract import (
     expect_merged,
+    rank_union,
     ranked_of,
     test_a_row_that_fits_is_its_own_set_whatever_its_lists_say,  # noqa: F401 - of these implementations
     test_rank_union_matches_the_oracle,  # noqa: F401
@@ -13,7 +14,6 @@ from rank_union_contract import (
 )
 
 from saccade.kernels._dispatch import Implementation
-from saccade.kernels.rank_union.api import rank_union
 
 
 @every_implementation

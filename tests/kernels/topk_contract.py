@@ -2,6 +2,7 @@
 
 import math
 from fractions import Fraction
+from typing import Any
 
 import torch
 from hypothesis import given
@@ -91,11 +92,13 @@ def expect_topk_and_last(
     last: int,
     share: Share | None,
     unit: int = 1,
+    tiles: Tensor | None = None,
     *,
     implementation: Implementation,
 ) -> None:
     ends = int32(tokens, scores.device)
-    ids, counts = topk_and_last(scores, ends, k, last, unit=unit, share=share, implementation=implementation)
+    how: dict[str, Any] = {"unit": unit, "share": share, "tiles": tiles, "implementation": implementation}
+    ids, counts = topk_and_last(scores, ends, k, last, **how)
     width = min(k, scores.shape[2]) + last
     assert ids.dtype == counts.dtype == torch.int32
     assert ids.shape == (*scores.shape[:2], width)

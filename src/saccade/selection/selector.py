@@ -50,6 +50,12 @@ class Scorer(ABC):
         `stored` are those of all tokens `[B, G, max_len]` if dense attention has just made them; None unless `fused`.
         """
 
+    def tiled(
+        self, q: Tensor, kv: KVView, index: Index | None, stored: Tensor | None = None
+    ) -> tuple[Tensor, Tensor | None]:
+        """Scores, and the best of neighbours where they are at hand anyway (`kernels.topk.api.topk_and_last`)."""
+        return self.score(q, kv, index, stored), None
+
     @abstractmethod
     def traffic(self, length: int, head_dim: int, itemsize: float) -> Bytes:
         """What scoring a row of `length` tokens reads per KV head (keys or index), without the scores themselves."""
@@ -77,6 +83,10 @@ class Rule(ABC):
     @abstractmethod
     def choose(self, scores: Tensor, rows: Rows, unit: int, scale: float) -> Selection:
         """The set from scores float32 `[B, G, N]`, undefined past a row's end; `scale`: their factor in the softmax."""
+
+    def choose_tiled(self, scores: Tensor, tiles: Tensor | None, rows: Rows, unit: int, scale: float) -> Selection:
+        """The same, with what `Scorer.tiled` knows of the scores."""
+        return self.choose(scores, rows, unit, scale)
 
     @abstractmethod
     def size(self, length: int, unit: int) -> int:
@@ -203,7 +213,8 @@ class ScoredSelector(Selector):
         return self.scorer.new_index(kv)
 
     def select(self, q: Tensor, kv: KVView, index: Index | None, scores: Tensor | None, scale: float) -> Selection:
-        return self.rule.choose(self.scorer.score(q, kv, index, scores), kv.rows, self.scorer.unit, scale)
+        scored = self.scorer.tiled(q, kv, index, scores)
+        return self.rule.choose_tiled(*scored, kv.rows, self.scorer.unit, scale)
 
     def size(self, length: int) -> int:
         return self.rule.size(length, self.scorer.unit) * self.scorer.unit

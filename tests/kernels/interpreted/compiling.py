@@ -107,6 +107,8 @@ def _compile(job: dict[str, Any]) -> dict[str, Any]:
 
     function = getattr(importlib.import_module(job["module"]), job["kernel"])
     names = list(function.arg_names)
+    if "EARLY" in names:
+        job["constants"]["EARLY"] = job["capability"] >= 90
     types = {name: job["signature"].get(name, "constexpr") for name in names}
     attributes = {(names.index(name),): [["tt.divisibility", 16]] for name in job["divisible"]}
     source = ASTSource(

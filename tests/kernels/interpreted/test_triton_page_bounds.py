@@ -15,6 +15,7 @@ from page_bounds_contract import (
     filled,
     test_a_query_that_is_no_number_does_not_pass_for_one,  # noqa: F401 - of the kernels
     test_a_row_may_have_no_page,  # noqa: F401
+    test_a_search_bounds_pages_that_are_full,  # noqa: F401
     test_every_start_and_count,  # noqa: F401
     test_only_touched_pages_are_recomputed,  # noqa: F401
     test_page_scores_match_the_oracle,  # noqa: F401
@@ -27,6 +28,7 @@ from quantised import (
     test_bounds_are_numbers_of_the_cache,  # noqa: F401
 )
 
+from saccade.kernels._triton.row import NEIGHBOURS
 from saccade.kernels.page_bounds import triton as kernels
 from saccade.types import Pooling
 from walking import walk
@@ -58,6 +60,20 @@ def test_every_way_to_cut_the_work(
     bounds = filled(bounds_of(case, 2), case, 2)
     scores = bounds.scores(case, 2, "triton", pooling=pooling)
     expect_page_scores(scores, case, 2, bounds.lower.shape[2], pooling)
+
+
+@pytest.mark.parametrize("group", [3, 1])
+def test_the_best_of_neighbours(group: int) -> None:
+    """Of whole tiles of a row, where a program has them together: on tensor cores, and of sets per KV head."""
+    case = make_case(lengths=[150, 96, 5], group=group, head_dim=24, dtype=torch.float16)
+    bounds = filled(bounds_of(case, 1), case, 1)
+    for pooling in ("max", "mean", "each"):
+        scores, tiles = bounds.scored(case, 1, "triton", pooling=pooling)
+        assert (tiles is not None) == (group > 1 and pooling == "max")
+        for row, length in enumerate(case.lengths if tiles is not None else ()):
+            whole = length // NEIGHBOURS
+            best = scores[row, :, : whole * NEIGHBOURS].unflatten(1, (whole, NEIGHBOURS)).amax(2)
+            assert torch.equal(tiles[row, :, :whole], best)
 
 
 def test_which_queries_meet_tensor_cores() -> None:
@@ -119,7 +135,8 @@ def compiled_score(
     dtype: str, group: int, head_dim: int, cut: kernels.Plan, pooling: Pooling, capability: int
 ) -> Compiled:
     query = "bf16" if dtype.startswith("fp8") else dtype
-    kinds = {"q": f"*{query}", "lower": f"*{dtype}", "upper": f"*{dtype}", "k_scale": "*fp32", "scores": "*fp32"}
+    kinds = {"q": f"*{query}"} | dict.fromkeys(("k", "lower", "upper"), f"*{dtype}")
+    kinds |= dict.fromkeys(("k_scale", "scores", "tiles"), "*fp32")
     constants = {
         "SCALED": dtype.startswith("fp8"),
         "POOLING": pooling,
@@ -129,6 +146,9 @@ def compiled_score(
         "MEMBERS": max(1 << (group - 1).bit_length(), 8),
         "DIMS": 1 << (head_dim - 1).bit_length(),
         "PAGES": cut.pages,
+        "NEAR": NEIGHBOURS if cut.dot and pooling == "max" else 0,
+        "FILLED": 16,
+        "TOKENS": kernels.tokens_at_once(16, head_dim),
     }
     how = {"capability": capability, "warps": cut.warps, "stages": cut.stages}
     return compiled(kernels._score, kinds, constants, **how)

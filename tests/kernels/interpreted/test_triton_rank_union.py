@@ -45,10 +45,10 @@ POINTERS = (
 KERNELS = {
     "_meet": {"TILE": 2048},
     "_count_firsts": {"TILE": 2048},
-    "_clear": {"FRAMED": True, "TILE": 2048},
+    "_clear": {"TILE": 2048},
     "_find_short": {"ROUNDS": 4},
-    "_count_members": {"FRAMED": True, "RESTED": True, "ROUNDS": 64, "TILE": 2048},
-    "_write_members": {"FRAMED": True, "SPLITS": 64, "TILE": 2048},
+    "_count_members": {"RESTED": True, "ROUNDS": 64, "TILE": 2048},
+    "_write_members": {"SPLITS": 64, "TILE": 2048},
 }
 
 

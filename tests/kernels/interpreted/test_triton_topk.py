@@ -73,6 +73,22 @@ def test_narrowed_rows(style: str, order: Order) -> None:
         expect_topk(make_scores(style, (3, 1, 1537), 4), lengths, 70, order)
 
 
+@pytest.mark.parametrize(("style", "share"), [("distinct", None), ("constant", Share(1, 40, 3)), ("neighbours", None)])
+def test_rows_whose_tiles_are_known(style: str, share: Share | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody looks at the best of a row's last neighbours, nor behind them; equal scores are more than are listed."""
+    for name, value in {"DIRECT": 512, "FEWEST_BLOCKS": 512, "TILED_PART": 128, "ALONE": Alone(most=0)}.items():
+        monkeypatch.setattr(kernels, name, value)
+    monkeypatch.setattr(kernels, "NEIGHBOURS", 4)
+    monkeypatch.setattr(kernels, "_maxima", None)
+    scores = make_scores(style, (3, 1, 1537), 3)
+    tiles = torch.nn.functional.pad(scores, (0, 3), value=-math.inf).unflatten(2, (385, 4)).amax(3)
+    for lengths, k, last in (([1537, 800, 130], 70, 0), ([513, 519, 1303], 40, 3)):
+        known = tiles.clone()
+        for row, length in enumerate(lengths):
+            known[row, :, (length - last) // 4 :] = math.inf
+        expect_topk_and_last(scores, lengths, k, last, share, tiles=known)
+
+
 def test_no_row_at_all() -> None:
     ids, counts = topk(torch.zeros(0, 2, 9000), torch.zeros(0, dtype=torch.int32), 5, implementation="triton")
     assert ids.shape == (0, 2, 5)
@@ -145,10 +161,10 @@ KINDS |= dict.fromkeys("lengths sizes positions marks starts found shifts floors
 KERNELS = {
     "_maxima": (4, {"BOUNDED": True, "HELD": 8192, "VECTOR": 4, "DEPTH": 16, "COLUMNS": 256}),
     "_floors": (8, {"BOUNDED": True, "HELD": 4096, "LINE": 32, "TILE": 2048}),
-    "_collect": (1, {"BOUNDED": True, "HELD": 8192, "VECTOR": 4, "LINE": 32, "TILE": 512}),
+    "_collect": (1, {"BOUNDED": True, "HELD": 8192, "VECTOR": 4, "LINE": 32, "TILE": 512, "TILES": 0, "NEAR": 1}),
     "_select": (
         16,
-        {"BOUNDED": True, "VECTOR": 4, "NARROWED": True, "RANKED": True}
+        {"BOUNDED": True, "VECTOR": 4, "NARROWED": True, "TILED": False, "RANKED": True}
         | {"PART": 512, "SPLITS": 256, "HELD": 8192, "HALVINGS": 3, "LINE": 32, "TILE": 4096},
     ),
     "_search": (
@@ -174,13 +190,16 @@ DIVISIBLE = {"batch_stride", "group_stride", "kept", "blocks", "capacity", "run"
         *((kernel, warps, {}) for kernel, (warps, *_) in KERNELS.items()),
         pytest.param("_maxima", 4, {"DEPTH": 4, "COLUMNS": 1024}, id="crowd"),
         pytest.param("_select", 8, {"HELD": 4096, "TILE": 2048}, id="half"),
+        pytest.param("_select", 8, {"HELD": 4096, "TILE": 2048, "TILED": True, "PART": 2048, "SPLITS": 32}, id="tiled"),
+        pytest.param("_collect", 4, {"HELD": 4096, "LINE": 2032, "TILE": 2048, "TILES": 2048, "NEAR": 32}, id="tiles"),
         pytest.param("_search", 8, {"BLOCKS": 4096, "DEPTH": 1}, id="many"),
     ],
 )
 @pytest.mark.parametrize("capability", DEVICES[:2])
 def test_compiled_without_spills(kernel: str, capability: int, warps: int, others: dict[str, int]) -> None:
     module, (_, constants) = module_of(kernel), KERNELS[kernel]
-    signature = signature_of(getattr(module, kernel), KINDS)
+    kinds = KINDS | ({"floors": "*fp32"} if others.get("TILES") else {})
+    signature = signature_of(getattr(module, kernel), kinds)
     divisible = (*pointers(signature), *(name for name in signature if name in DIVISIBLE))
     sizes = {"capability": capability, "warps": warps}
     compiled = compile_kernel(module.__name__, kernel, signature, constants | others, divisible, **sizes)

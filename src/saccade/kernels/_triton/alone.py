@@ -8,6 +8,7 @@ import triton.language as tl
 from torch import Tensor
 
 from saccade.kernels._triton.cut import LOWEST, cut, cut_held, load_keys
+from saccade.kernels._triton.early import await_previous, early
 from saccade.kernels._triton.row import put_chosen, put_last, row_of, vector_of, wanted_of
 
 HALVINGS = 3
@@ -64,7 +65,7 @@ def search(
     _search[(rows,)](
         *row, *want, found, entries, ids, counts,
         BOUNDED=bounded, VECTOR=vector_of(scores), RANKED=ranked, BLOCKS=blocks, HALVINGS=HALVINGS,
-        DEPTH=depth, READ=alone.read, num_warps=alone.warps,
+        DEPTH=depth, READ=alone.read, num_warps=alone.warps, **early(scores.device, rows),
     )  # fmt: skip
 
 
@@ -75,8 +76,10 @@ def _search(
     denominator: tl.tensor, minimum: tl.tensor, found: tl.tensor, entries: tl.tensor, ids: tl.tensor,
     counts: tl.tensor, BOUNDED: tl.constexpr, VECTOR: tl.constexpr, RANKED: tl.constexpr, BLOCKS: tl.constexpr,
     HALVINGS: tl.constexpr, DEPTH: tl.constexpr, READ: tl.constexpr,
+    EARLY: tl.constexpr,
 ) -> None:  # fmt: skip
     """What `saccade.kernels.topk.triton` does in four launches; candidates come by position."""
+    await_previous(EARLY)
     row, source = row_of(scores, batch_stride, group_stride, groups)
     count, others, length = wanted_of(
         groups, lengths, kept, last, reserved, unit, numerator, denominator, minimum, BOUNDED

@@ -13,6 +13,7 @@ from torch import Tensor
 from saccade.errors import KernelError
 from saccade.kernels._triton import plan
 from saccade.kernels._triton.combine import MOST_JOINED, combine, join
+from saccade.kernels._triton.early import await_previous, early
 from saccade.kernels._triton.heads import as_bits, head_at, is_flagged, rank_of, unpacked
 from saccade.kernels._triton.operands import LEAST_DIM, LEAST_TILE, head_factors, item_size, set_steps, widened
 from saccade.kernels._triton.stream import load_query, stream
@@ -81,7 +82,7 @@ def attend(
             WIDE=widened(q, kv.k, kv.v), DIRECT=direct, CAPPED=softmax.cap is not None,
             JOINED=1 if turns is None else triton.next_power_of_2(most),
             BLOCK=work.tuning.block, STAGES=work.tuning.stages,
-            num_warps=work.tuning.warps, maxnreg=registers,
+            num_warps=work.tuning.warps, maxnreg=registers, **early(q.device, batch * kv.kv_heads),
         )  # fmt: skip
         if not direct and turns is None:
             combine(parts, sums, softmax.sinks, out, group, as_bits(flags), (work.dense_splits, work.sparse_splits))
@@ -146,9 +147,10 @@ def _attend(
     GROUP: tl.constexpr, LISTED_GROUP: tl.constexpr, TILE: tl.constexpr, DIM: tl.constexpr, INNER: tl.constexpr,
     PAGE: tl.constexpr, UNIT: tl.constexpr, ALL: tl.constexpr, LISTED: tl.constexpr, POOLING: tl.constexpr,
     WIDE: tl.constexpr, DIRECT: tl.constexpr, CAPPED: tl.constexpr, JOINED: tl.constexpr, BLOCK: tl.constexpr,
-    STAGES: tl.constexpr,
+    STAGES: tl.constexpr, EARLY: tl.constexpr,
 ) -> None:  # fmt: skip
     """One part of one row's head: first those of all dense heads, then those of the others."""
+    await_previous(EARLY)
     program = tl.program_id(0)
     if ALL and LISTED:
         flags = unpacked(dense_heads)

@@ -1,5 +1,7 @@
 """Page bounds of Quest and ReSA: kept up to date from the cache, and scored."""
 
+from typing import Any
+
 from torch import Tensor
 
 from saccade.errors import KernelError
@@ -95,8 +97,9 @@ def page_scores(
     table: Tensor | None = None,
     pages: int | None = None,
     k_scale: Tensor | None = None,
+    filling: KVView | None = None,
     implementation: Implementation = "auto",
-) -> Tensor:
+) -> tuple[Tensor, Tensor | None]:
     """An upper bound of q·k over each page: `Σ_j max(q_j·upper_j, q_j·lower_j)`, unscaled, in float32.
 
     Computed as `q⁺·upper + q⁻·lower` with the positive and negative parts of q (ReSA, section 2.1, after Quest).
@@ -113,13 +116,16 @@ def page_scores(
         table: int32 `[B, n]`, where the pages of each row lie, as in `update_page_bounds`; None: block b is row b's.
         pages: pages of each row to score; None: all that there is room for, n · P or (without a table) P.
         k_scale: positive factors `[Hkv]`, or one for all heads, of a quantised cache: scores are those of k · k_scale.
+        filling: the cache of these rows, where `update_page_bounds` has not followed their latest tokens yet: pages
+            that these fill are bounded meanwhile, as with `filled`. Whether their own scores show it is not said.
         implementation: "native" needs the library that the install builds where there is a C compiler, float32 or
             bfloat16 bounds on CPU whose last stride is 1, a head dim that is a multiple of 16 up to 256 and at most 32
             query heads per KV head, and no k_scale. "triton" needs what it needs for the update. "auto" takes the first
             that can run of these, else the reference.
 
     Returns:
-        float32 `[B, G, pages]`, G = Hkv or (for "each") Hq; undefined at and after page ⌈seq_len / page⌉.
+        float32 `[B, G, pages]`, G = Hkv or (for "each") Hq; undefined at and after page ⌈seq_len / page⌉. And the best
+        of NEIGHBOURS pages each, as `topk_and_last` takes them, where a kernel has them at hand; else None.
 
     Raises:
         KernelError: shapes, dtypes or devices do not fit, or the requested implementation cannot run.
@@ -150,13 +156,16 @@ def page_scores(
         ),
         triton=lambda: _triton_refusal((q,), lower, upper, seq_lens, k_scale, table),
     )
-    if chosen == "native":
-        return native.page_scores(q, stored, seq_lens, page, pooling, pages)
     if chosen == "triton":
         from saccade.kernels.page_bounds import triton
 
-        return triton.page_scores(q, stored, seq_lens, page, pooling, pages, k_scale)
-    return reference.page_scores(q, stored, seq_lens, page, pooling, pages, k_scale)
+        return triton.page_scores(q, stored, seq_lens, page, pooling, pages, k_scale, filling)
+    if filling is not None:
+        latest: dict[str, Any] = {"page": page, "start": seq_lens - 1, "count": 1, "table": table, "filled": True}
+        update_page_bounds(lower, upper, filling, **latest, implementation=implementation)
+    if chosen == "native":
+        return native.page_scores(q, stored, seq_lens, page, pooling, pages), None
+    return reference.page_scores(q, stored, seq_lens, page, pooling, pages, k_scale), None
 
 
 def _triton_refusal(numbers: tuple[Tensor, ...], lower: Tensor, upper: Tensor, *others: Tensor | None) -> str | None:

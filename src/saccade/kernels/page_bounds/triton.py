@@ -8,7 +8,9 @@ import triton.language as tl
 from torch import Tensor
 
 from saccade.kernels._stored_bounds import Stored
+from saccade.kernels._triton.early import await_previous, early
 from saccade.kernels._triton.plan import padded, processors
+from saccade.kernels._triton.row import NEIGHBOURS
 from saccade.types import KVView, Pooling
 
 _HALVES = (torch.bfloat16, torch.float16)
@@ -33,15 +35,32 @@ def _update(
     TABLED: tl.constexpr, FILLED: tl.constexpr, PAGE: tl.constexpr, HEAD_DIM: tl.constexpr, DIMS: tl.constexpr,
     TOKENS: tl.constexpr,
 ) -> None:  # fmt: skip
-    head = (tl.program_id(0) % kv_heads).to(tl.int64)
     row = tl.program_id(1)
     length = tl.load(seq_lens + row)
-    changed = tl.load(start + row)
-    begin = tl.maximum(changed, 0)
-    end = tl.minimum(changed + count, length // PAGE * PAGE if FILLED else length)
+    begin = tl.maximum(tl.load(start + row), 0)
+    end = tl.minimum(tl.load(start + row) + count, length // PAGE * PAGE if FILLED else length)
     number = begin // PAGE + tl.program_id(0) // kv_heads
-    if (begin >= end) | (number * PAGE >= end):
-        return
+    if (begin < end) & (number * PAGE < end):
+        _bound(
+            k, lower, upper, page_table, row_start, table, k_page_step, k_slot_step, k_head_step, k_dim_step,
+            lower_block_step, lower_head_step, lower_page_step, lower_dim_step, upper_block_step, upper_head_step,
+            upper_page_step, upper_dim_step, page_table_step, table_step, kv_page, block_pages,
+            row, (tl.program_id(0) % kv_heads).to(tl.int64), number, length,
+            TABLED, PAGE, HEAD_DIM, DIMS, TOKENS,
+        )  # fmt: skip
+
+
+@triton.jit
+def _bound(
+    k: tl.tensor, lower: tl.tensor, upper: tl.tensor, page_table: tl.tensor, row_start: tl.tensor, table: tl.tensor,
+    k_page_step: tl.tensor, k_slot_step: tl.tensor, k_head_step: tl.tensor, k_dim_step: tl.tensor,
+    lower_block_step: tl.tensor, lower_head_step: tl.tensor, lower_page_step: tl.tensor, lower_dim_step: tl.tensor,
+    upper_block_step: tl.tensor, upper_head_step: tl.tensor, upper_page_step: tl.tensor, upper_dim_step: tl.tensor,
+    page_table_step: tl.tensor, table_step: tl.tensor, kv_page: tl.tensor, block_pages: tl.tensor,
+    row: tl.tensor, head: tl.tensor, number: tl.tensor, length: tl.tensor,
+    TABLED: tl.constexpr, PAGE: tl.constexpr, HEAD_DIM: tl.constexpr, DIMS: tl.constexpr, TOKENS: tl.constexpr,
+) -> None:  # fmt: skip
+    """Bound page `number` of a row of `length` tokens, in one head."""
     dims = tl.arange(0, DIMS)
     first_slot = tl.load(row_start + row)
     pages = page_table + row.to(tl.int64) * page_table_step
@@ -90,51 +109,52 @@ def update_page_bounds(stored: Stored, kv: KVView, page: int, start: Tensor, cou
     places = rows.seq_lens if table is None else table if table.stride(1) == 1 else table.contiguous()
     with torch.cuda.device_of(k):
         _update[most * kv.kv_heads, rows.batch](
-            k,
-            lower,
-            upper,
-            page_table,
-            rows.row_start.contiguous(),
-            rows.seq_lens.contiguous(),
-            start.contiguous(),
-            places,
-            *k.stride(),
-            *lower.stride(),
-            *upper.stride(),
-            page_table.stride(0),
-            places.stride(0),
-            kv.kv_heads,
-            kv.page,
-            lower.shape[2],
-            count,
-            TABLED=table is not None,
-            FILLED=filled,
-            PAGE=page,
-            HEAD_DIM=kv.head_dim,
-            DIMS=dims,
-            TOKENS=tokens,
+            k, lower, upper, page_table, rows.row_start.contiguous(), rows.seq_lens.contiguous(), start.contiguous(),
+            places, *k.stride(), *lower.stride(), *upper.stride(), page_table.stride(0), places.stride(0),
+            kv.kv_heads, kv.page, lower.shape[2], count,
+            TABLED=table is not None, FILLED=filled, PAGE=page, HEAD_DIM=kv.head_dim, DIMS=dims, TOKENS=tokens,
             num_warps=1 if tokens >= page else 2,
-        )
+        )  # fmt: skip
 
 
 @triton.jit(do_not_specialize=["pages", "scores_step", "parts"])
 def _score(
     q: tl.tensor, lower: tl.tensor, upper: tl.tensor, seq_lens: tl.tensor, table: tl.tensor, k_scale: tl.tensor,
-    scores: tl.tensor, q_row_step: tl.tensor, q_head_step: tl.tensor, q_dim_step: tl.tensor,
+    scores: tl.tensor, tiles: tl.tensor, k: tl.tensor, page_table: tl.tensor, row_start: tl.tensor,
+    q_row_step: tl.tensor, q_head_step: tl.tensor, q_dim_step: tl.tensor,
     lower_block_step: tl.tensor, lower_head_step: tl.tensor, lower_page_step: tl.tensor, lower_dim_step: tl.tensor,
     upper_block_step: tl.tensor, upper_head_step: tl.tensor, upper_page_step: tl.tensor, upper_dim_step: tl.tensor,
+    k_page_step: tl.tensor, k_slot_step: tl.tensor, k_head_step: tl.tensor, k_dim_step: tl.tensor,
+    page_table_step: tl.tensor, kv_page: tl.tensor,
     table_step: tl.tensor, k_scale_step: tl.tensor, kv_heads: tl.tensor, block_pages: tl.tensor, page: tl.tensor,
     pages: tl.tensor, scores_step: tl.tensor, parts: tl.tensor,
     TABLED: tl.constexpr, SCALED: tl.constexpr, POOLING: tl.constexpr, DOT: tl.constexpr, GROUP: tl.constexpr,
-    HEAD_DIM: tl.constexpr, MEMBERS: tl.constexpr, DIMS: tl.constexpr, PAGES: tl.constexpr,
+    HEAD_DIM: tl.constexpr, MEMBERS: tl.constexpr, DIMS: tl.constexpr, PAGES: tl.constexpr, NEAR: tl.constexpr,
+    FILLED: tl.constexpr, TOKENS: tl.constexpr, EARLY: tl.constexpr,
 ) -> None:  # fmt: skip
-    """Every `parts`-th tile of a head's pages; those behind a row's last page leave at once."""
-    head = (tl.program_id(0) % kv_heads).to(tl.int64)
-    row = tl.program_id(1).to(tl.int64)
-    first = tl.program_id(0) // kv_heads * PAGES
-    used = tl.minimum((tl.load(seq_lens + row) + page - 1) // page, pages)
-    if first >= used:
+    """Every `parts`-th tile of a head's pages; those behind a row's last page leave at once.
+
+    The first programs bound the pages that the rows' latest tokens have filled, of FILLED tokens; 0: nobody does.
+    """
+    await_previous(EARLY)
+    row = tl.program_id(1)
+    length = tl.load(seq_lens + row)
+    program = tl.program_id(0)
+    if FILLED:
+        program -= kv_heads
+        if (program < 0) & (length > 0) & (length % FILLED == 0):
+            _bound(
+                k, lower, upper, page_table, row_start, table, k_page_step, k_slot_step, k_head_step, k_dim_step,
+                lower_block_step, lower_head_step, lower_page_step, lower_dim_step, upper_block_step, upper_head_step,
+                upper_page_step, upper_dim_step, page_table_step, table_step, kv_page, block_pages,
+                row, tl.program_id(0).to(tl.int64), length // FILLED - 1, length,
+                TABLED, FILLED, HEAD_DIM, DIMS, TOKENS,
+            )  # fmt: skip
+    used = tl.minimum((length + page - 1) // page, pages)
+    first = program // kv_heads * PAGES
+    if (program < 0) | (first >= used):
         return
+    head, row = (program % kv_heads).to(tl.int64), row.to(tl.int64)
     dims = tl.arange(0, DIMS)
     real = dims < HEAD_DIM
     q += row * q_row_step + head * GROUP * q_head_step + dims.to(tl.int64) * q_dim_step
@@ -142,6 +162,8 @@ def _score(
     upper += head * upper_head_step
     per_head: tl.constexpr = GROUP if POOLING == "each" else 1
     scores += (row * kv_heads + head) * per_head * scores_step
+    if NEAR:
+        tiles += (row * kv_heads + head) * ((pages + NEAR - 1) // NEAR)
     scale = 1.0
     if SCALED:
         scale = tl.load(k_scale + head * k_scale_step).to(tl.float32)
@@ -185,6 +207,10 @@ def _score(
                 broken = tl.max((each != each).to(tl.int32), axis=1) > 0  # a reduction drops NaN
                 best = tl.where(broken, float("nan"), tl.max(each, axis=1))
                 tl.store(scores + numbers, best, mask=present)
+                if NEAR:
+                    near = tl.max(tl.reshape(tl.where(present, best, float("-inf")), [PAGES // NEAR, NEAR]), 1)
+                    place = tile // NEAR + tl.arange(0, PAGES // NEAR)
+                    tl.store(tiles + place, near, mask=place * NEAR < used)
             else:
                 places = members[None, :].to(tl.int64) * scores_step + numbers[:, None]
                 tl.store(scores + places, each, mask=present[:, None] & (members[None, :] < GROUP))
@@ -250,8 +276,16 @@ def plan(q: Tensor, lower: Tensor, upper: Tensor, pooling: Pooling) -> Plan:
 
 
 def page_scores(
-    q: Tensor, stored: Stored, seq_lens: Tensor, page: int, pooling: Pooling, pages: int, k_scale: Tensor | None
-) -> Tensor:
+    q: Tensor,
+    stored: Stored,
+    seq_lens: Tensor,
+    page: int,
+    pooling: Pooling,
+    pages: int,
+    k_scale: Tensor | None,
+    filling: KVView | None,
+) -> tuple[Tensor, Tensor | None]:
+    """Scores, and the best of NEIGHBOURS pages each where a program has them together."""
     lower, upper, table = stored
     batch, query_heads, head_dim = q.shape
     kv_heads = lower.shape[1]
@@ -260,39 +294,24 @@ def page_scores(
     # Rows begin at whole numbers of 16 bytes, in which they are read again.
     scores = torch.empty((batch, sets, triton.cdiv(pages, 4) * 4), dtype=torch.float32, device=q.device)
     cut = plan(q, lower, upper, pooling)
+    near = NEIGHBOURS if cut.dot and pooling == "max" and cut.pages % NEIGHBOURS == 0 else 0
+    tiles = scores.new_empty((batch, sets, triton.cdiv(pages, near))) if near else None
     places = seq_lens if table is None else table if table.stride(1) == 1 else table.contiguous()
     scale = seq_lens if k_scale is None else k_scale.expand(kv_heads)
     parts = cut.parts(padded(batch) * kv_heads, pages, processors(q.device))
+    dims = max(triton.next_power_of_2(head_dim), 16)
+    k, slots, starts, kv_page = q[:, None], places, seq_lens, 1
+    if filling is not None:
+        k, slots, starts, kv_page = filling.k, filling.rows.page_table, filling.rows.row_start, filling.page
+        slots = slots if slots.stride(1) == 1 else slots.contiguous()
     with torch.cuda.device_of(q):
-        _score[parts * kv_heads, batch](
-            q,
-            lower,
-            upper,
-            seq_lens.contiguous(),
-            places,
-            scale,
-            scores,
-            *q.stride(),
-            *lower.stride(),
-            *upper.stride(),
-            places.stride(0),
-            scale.stride(0),
-            kv_heads,
-            lower.shape[2],
-            page,
-            pages,
-            scores.stride(1),
-            parts,
-            TABLED=table is not None,
-            SCALED=k_scale is not None,
-            POOLING=pooling,
-            DOT=cut.dot,
-            GROUP=group,
-            HEAD_DIM=head_dim,
-            MEMBERS=max(triton.next_power_of_2(group), 8),
-            DIMS=max(triton.next_power_of_2(head_dim), 16),
-            PAGES=cut.pages,
-            num_warps=cut.warps,
-            num_stages=cut.stages,
-        )
-    return scores[:, :, :pages]
+        _score[(parts + (filling is not None)) * kv_heads, batch](
+            q, lower, upper, seq_lens.contiguous(), places, scale, scores, tiles, k, slots, starts.contiguous(),
+            *q.stride(), *lower.stride(), *upper.stride(), *k.stride(), slots.stride(0), kv_page,
+            places.stride(0), scale.stride(0), kv_heads, lower.shape[2], page, pages, scores.stride(1), parts,
+            TABLED=table is not None, SCALED=k_scale is not None, POOLING=pooling, DOT=cut.dot, GROUP=group,
+            HEAD_DIM=head_dim, MEMBERS=max(triton.next_power_of_2(group), 8), DIMS=dims, PAGES=cut.pages, NEAR=near,
+            FILLED=0 if filling is None else page, TOKENS=tokens_at_once(page, dims),
+            num_warps=cut.warps, num_stages=cut.stages, **early(q.device, batch * kv_heads),
+        )  # fmt: skip
+    return scores[:, :, :pages], tiles

@@ -16,37 +16,6 @@ Rest = Callable[[Tensor], tuple[Tensor, Tensor]]
 """Gives whole lists, ids `[B, Hq, M]` and counts `[B, Hq]`, of rows whose lengths it is told, empty ones where 0."""
 
 
-def rank_union(
-    ids: Tensor, counts: Tensor, limit: int, *, universe: int, implementation: Implementation = "auto"
-) -> tuple[Tensor, Tensor]:
-    """Merge the heads' ranked lists: all first choices, then all second choices, ... (LessIsMore, section 3.1.1).
-
-    Within a rank the lower head goes first. The first occurrence of a position is kept, until `limit` distinct ones
-    are found or the lists end.
-
-    Args:
-        ids: int32 `[B, Hq, M]`, each head's positions from its best down, -1 after the count.
-        counts: int32 `[B, Hq]`.
-        limit: the most positions to keep, at least 1.
-        universe: every id is below it (the scores' width).
-        implementation: "native" needs CPU tensors and the library that the install builds where there is a C compiler,
-            "triton" CUDA tensors. "auto" takes the one that can run, else the reference.
-
-    Returns:
-        ids int32 `[B, 1, limit]` ascending, -1 after the count; counts int32 `[B, 1]`.
-
-    Raises:
-        KernelError: shapes or dtypes do not fit, a bound is below 1, or the requested implementation cannot run.
-    """
-    chosen = _chosen("rank_union", ids, counts, limit, universe, implementation)
-    if chosen == "triton":
-        from saccade.kernels.rank_union import triton
-
-        with torch.cuda.device_of(ids):
-            return triton.rank_union(ids, counts, limit, universe, None, 0, 0, None)
-    return (native.rank_union if chosen == "native" else reference.rank_union)(ids, counts, limit, universe)
-
-
 def framed_rank_union(
     ids: Tensor,
     counts: Tensor,
@@ -59,13 +28,20 @@ def framed_rank_union(
     rest: Rest | None = None,
     implementation: Implementation = "auto",
 ) -> tuple[Tensor, Tensor]:
-    """A row's first tokens, the `rank_union` of those behind them, and its last ones (LessIsMore, section 3.1.2).
+    """A row's first tokens, the union of the heads' ranked lists of those behind them, and its last ones.
 
-    Of a row that has room for all its tokens these are the set, whatever its lists say; ids must be valid there too.
+    All first choices are merged, then all second choices, ...; within a rank the lower head goes first. The first
+    occurrence of a position is kept, until `limit` distinct ones are found or the lists end (LessIsMore, sections 3.1.1
+    and 3.1.2). Of a row that fits all its tokens are the set, whatever its lists say; ids must be valid there too.
 
     Args:
-        ids, counts, limit, universe, implementation: as in `rank_union`; ids count from the token behind the sinks and
-            lie before the window.
+        ids: int32 `[B, Hq, M]`, each head's positions from its best down, -1 after the count; they count from the token
+            behind the sinks and lie before the window.
+        counts: int32 `[B, Hq]`.
+        limit: the most positions to keep, at least 1.
+        universe: every id is below it (the scores' width).
+        implementation: "native" needs CPU tensors and the library that the install builds where there is a C compiler,
+            "triton" CUDA tensors. "auto" takes the one that can run, else the reference.
         lengths: int32 `[B]`, the rows' tokens.
         sinks: how many first tokens, at least 0; all of a shorter row.
         window: how many last tokens, at least 0; what the sinks leave of a shorter row.
@@ -77,7 +53,7 @@ def framed_rank_union(
         ids int32 `[B, 1, sinks + limit + window]` ascending, -1 after the count; counts int32 `[B, 1]`.
 
     Raises:
-        KernelError: as `rank_union`, or lengths do not fit, or sinks or window are below 0.
+        KernelError: shapes or dtypes do not fit, a bound is too small, or the requested implementation cannot run.
     """
     check_integers("framed_rank_union", lengths=lengths)
     if lengths.shape != ids.shape[:1] or lengths.device != ids.device or sinks < 0 or window < 0:
@@ -85,7 +61,19 @@ def framed_rank_union(
             f"framed_rank_union: lengths must be [{ids.shape[0]}] on {ids.device}, sinks and window at least 0, "
             f"got {list(lengths.shape)} on {lengths.device}, {sinks} and {window}"
         )
-    chosen = _chosen("framed_rank_union", ids, counts, limit, universe, implementation)
+    check_integers("framed_rank_union", ids=ids)
+    if ids.dim() != 3 or counts.shape != ids.shape[:2]:
+        raise KernelError(
+            f"framed_rank_union: ids [B, Hq, M] and counts [B, Hq] do not fit: {list(ids.shape)}, {list(counts.shape)}"
+        )
+    if limit < 1 or universe < 1:
+        raise KernelError(f"framed_rank_union: limit and universe must be at least 1, got {limit} and {universe}")
+    chosen = choose(
+        "framed_rank_union",
+        implementation,
+        native=lambda: library.refusal(ids, counts),
+        triton=lambda: refusals.refusal(ids, counts),
+    )
     if chosen == "triton":
         from saccade.kernels.rank_union import triton
 
@@ -118,21 +106,3 @@ def framed(chosen: Tensor, counts: Tensor, lengths: Tensor, sinks: int, window: 
     )
     ids = torch.where(slot < sink_counts, slot, torch.where(middle < counts, picked + sinks, recent))
     return torch.where(slot < total, ids, -1)[:, None], total
-
-
-def _chosen(
-    operation: str, ids: Tensor, counts: Tensor, limit: int, universe: int, implementation: Implementation
-) -> Implementation:
-    check_integers(operation, ids=ids, counts=counts)
-    if ids.dim() != 3 or counts.shape != ids.shape[:2]:
-        raise KernelError(
-            f"{operation}: ids [B, Hq, M] and counts [B, Hq] do not fit: {list(ids.shape)}, {list(counts.shape)}"
-        )
-    if limit < 1 or universe < 1:
-        raise KernelError(f"{operation}: limit and universe must be at least 1, got {limit} and {universe}")
-    return choose(
-        operation,
-        implementation,
-        native=lambda: library.refusal(ids, counts),
-        triton=lambda: refusals.refusal(ids, counts),
-    )

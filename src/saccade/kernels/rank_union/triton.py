@@ -33,36 +33,31 @@ def rank_union(
     counts: Tensor,
     limit: int,
     universe: int,
-    lengths: Tensor | None,
+    lengths: Tensor,
     sinks: int,
     window: int,
     rest: Callable[[Tensor], tuple[Tensor, Tensor]] | None,
 ) -> tuple[Tensor, Tensor]:
-    """The union alone, or where `lengths` are given, between the sinks and the window of each row that is longer.
-
-    Only there `rest` may be given.
-    """
     batch, heads, _ = ids.shape
     earliest = torch.empty((batch, universe), dtype=torch.int32, device=ids.device)
     splits, size = triton.cdiv(universe, TILE), sinks + limit + window
     numbers, ends, short = earliest.new_empty(batch, splits), earliest.new_empty(batch), earliest.new_empty(batch)
     merged, found = earliest.new_empty(batch, 1, size), earliest.new_empty(batch, 1)
-    bounds, framed = (counts, False) if lengths is None else (lengths, True)
-    _clear[(batch, splits)](earliest, universe, bounds, size, FRAMED=framed, TILE=TILE)
+    _clear[(batch, splits)](earliest, universe, lengths, size, TILE=TILE)
     best = whole = _met(ids, counts, earliest)
     if rest is not None:
         _find_short[(batch,)](
-            best.firsts, best.rounds, bounds, limit, size, short, ROUNDS=triton.next_power_of_2(best.rounds)
+            best.firsts, best.rounds, lengths, limit, size, short, ROUNDS=triton.next_power_of_2(best.rounds)
         )
         whole = _met(*rest(short), earliest)
     _count_members[(batch, splits)](
-        *best, *whole, short, heads, earliest, universe, bounds, limit, ends, numbers,
-        FRAMED=framed, RESTED=rest is not None,
+        *best, *whole, short, heads, earliest, universe, lengths, limit, ends, numbers,
+        RESTED=rest is not None,
         ROUNDS=triton.next_power_of_2(max(best.rounds, whole.rounds)), TILE=TILE,
     )  # fmt: skip
     _write_members[(batch, max(splits, triton.cdiv(size, TILE)))](
-        earliest, universe, bounds, ends, numbers, splits, size, merged, found, sinks, window,
-        FRAMED=framed, SPLITS=triton.next_power_of_2(splits), TILE=TILE,
+        earliest, universe, lengths, ends, numbers, splits, size, merged, found, sinks, window,
+        SPLITS=triton.next_power_of_2(splits), TILE=TILE,
     )  # fmt: skip
     return merged, found
 
@@ -84,12 +79,11 @@ def _clear(
     universe: tl.tensor,
     lengths: tl.tensor,
     size: tl.tensor,
-    FRAMED: tl.constexpr,
     TILE: tl.constexpr,
 ) -> None:
     """No turn yet for the positions that will be looked at."""
     position = tl.program_id(1) * TILE + tl.arange(0, TILE)
-    if tl.program_id(1) * TILE < tl.maximum(_length(lengths, universe, FRAMED), size):
+    if tl.program_id(1) * TILE < tl.maximum(_length(lengths), size):
         start = tl.program_id(0).to(tl.int64) * universe
         tl.store(earliest + start + position, tl.full([TILE], _NEVER, tl.int32), mask=position < universe)
 
@@ -172,7 +166,7 @@ def _count_members(
     ids: tl.tensor, counts: tl.tensor, width: tl.tensor, firsts: tl.tensor, rounds: tl.tensor, whole_ids: tl.tensor,
     whole_counts: tl.tensor, whole_width: tl.tensor, whole_firsts: tl.tensor, whole_rounds: tl.tensor,
     short: tl.tensor, heads: tl.tensor, earliest: tl.tensor, universe: tl.tensor, lengths: tl.tensor,
-    limit: tl.tensor, ends: tl.tensor, numbers: tl.tensor, FRAMED: tl.constexpr, RESTED: tl.constexpr,
+    limit: tl.tensor, ends: tl.tensor, numbers: tl.tensor, RESTED: tl.constexpr,
     ROUNDS: tl.constexpr, TILE: tl.constexpr,
 ) -> None:  # fmt: skip
     """The turn behind the set's last one, and how many of this part's positions come before it."""
@@ -188,7 +182,7 @@ def _count_members(
     lane = tl.arange(0, TILE)
     every = tl.arange(0, ROUNDS)
     # Behind a row's end nothing was chosen, and nobody asks.
-    if split * TILE < _length(lengths, universe, FRAMED):
+    if split * TILE < _length(lengths):
         until = tl.cumsum(tl.load(firsts + row * rounds + every, mask=every < rounds, other=0), 0)
         full = tl.sum((until < limit).to(tl.int32), 0)
         end = full * 0 + _NEVER
@@ -205,38 +199,30 @@ def _count_members(
 
 
 @triton.jit
-def _length(lengths: tl.tensor, universe: tl.tensor, FRAMED: tl.constexpr) -> tl.tensor:
+def _length(lengths: tl.tensor) -> tl.tensor:
     """A bound on the row's positions, at least 1."""
-    if FRAMED:
-        return tl.maximum(tl.load(lengths + tl.program_id(0)), 1)
-    else:
-        return universe
+    return tl.maximum(tl.load(lengths + tl.program_id(0)), 1)
 
 
 @triton.jit
 def _write_members(
     earliest: tl.tensor, universe: tl.tensor, lengths: tl.tensor, ends: tl.tensor, numbers: tl.tensor,
     splits: tl.tensor, size: tl.tensor, merged: tl.tensor, found: tl.tensor, sinks: tl.tensor, window: tl.tensor,
-    FRAMED: tl.constexpr, SPLITS: tl.constexpr, TILE: tl.constexpr,
+    SPLITS: tl.constexpr, TILE: tl.constexpr,
 ) -> None:  # fmt: skip
     row = tl.program_id(0).to(tl.int64)
     split = tl.program_id(1)
     every = tl.arange(0, SPLITS)
-    bound = _length(lengths, universe, FRAMED)
+    bound = _length(lengths)
     if split * TILE < tl.maximum(bound, size):
         number = tl.load(numbers + row * splits + every, mask=every * TILE < tl.minimum(bound, universe), other=0)
         behind = tl.sum(number, 0)
-        first = behind * 0
-        total = behind
-        length = behind
-        end = tl.load(ends + row)
-        if FRAMED:
-            length = tl.load(lengths + row)
-            fits = length <= size
-            first = tl.where(fits, length, tl.minimum(length, sinks))
-            behind = tl.where(fits, 0, behind) + first
-            total = behind + tl.minimum(length - first, window)
-            end = tl.where(fits, 0, end)
+        length = tl.load(lengths + row)
+        fits = length <= size
+        first = tl.where(fits, length, tl.minimum(length, sinks))
+        behind = tl.where(fits, 0, behind) + first
+        total = behind + tl.minimum(length - first, window)
+        end = tl.where(fits, 0, tl.load(ends + row))
         slot = split * TILE + tl.arange(0, TILE)
         turns = tl.load(earliest + row * universe + slot, mask=slot < universe, other=end)
         member = turns < end

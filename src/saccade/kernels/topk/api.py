@@ -72,6 +72,7 @@ def topk_and_last(
     *,
     unit: int = 1,
     share: Share | None = None,
+    tiles: Tensor | None = None,
     implementation: Implementation = "auto",
 ) -> tuple[Tensor, Tensor]:
     """The last entries of every row, whatever their scores, and the best of those before them, as `topk` ranks them.
@@ -86,6 +87,8 @@ def topk_and_last(
         unit: tokens of an entry; the last one of a row may have fewer.
         share: how many of its entries a row's sets have at most, the last ones counted but never left out. None: no
             other bound than `k + last`.
+        tiles: float32 `[B, G, ⌈N / 32⌉]`, at most the best of 32 neighbours each and reached by one of them: launches
+            less on CUDA. Those that a row's last entries share are not looked at.
         implementation: as in `topk`.
 
     Returns:
@@ -101,7 +104,7 @@ def topk_and_last(
         from saccade.kernels.topk import triton
 
         with torch.cuda.device_of(scores):
-            return triton.topk(scores, lengths, k, last, 0, unit, share, False)
+            return triton.topk(scores, lengths, k, last, 0, unit, share, False, tiles=tiles)
     if chosen == "native":
         return native.topk(scores, lengths, k, last, unit, share, False)
     units = lengths if unit == 1 else (lengths + (unit - 1)).div(unit, rounding_mode="floor")

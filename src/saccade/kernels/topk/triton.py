@@ -15,8 +15,9 @@ from torch import Tensor
 from saccade.kernels._share import Share
 from saccade.kernels._triton.alone import ALONE, HALVINGS, Alone, search
 from saccade.kernels._triton.cut import HIGHEST, LOWEST, cut, cut_held, keys_of, load_keys
+from saccade.kernels._triton.early import await_previous, early
 from saccade.kernels._triton.ranking import rank
-from saccade.kernels._triton.row import put_chosen, put_last, row_of, vector_of, wanted_of
+from saccade.kernels._triton.row import NEIGHBOURS, put_chosen, put_last, row_of, vector_of, wanted_of
 
 DIRECT = 8192
 """Rows up to this width are searched without narrowing them first: three more launches cost more."""
@@ -26,6 +27,8 @@ TILE = 256
 """Entries that a warp looks at together where they are not held."""
 PART = 512
 """Entries of a row whose candidates one warp collects."""
+TILED_PART = 2048
+"""Entries of a row whose candidates a program collects that has found the floor itself."""
 FEWEST_BLOCKS = 4096
 """Fewer would be as slow to search; so many keys at least a program is made to hold."""
 CROWD = 256
@@ -46,8 +49,13 @@ def topk(
     share: Share | None,
     ranked: bool,
     alone: Alone | None = None,
+    tiles: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """The best `k` before the `last` entries of each row, fewer where a share says so, and these last entries."""
+    """The best `k` before the `last` entries of each row, fewer where a share says so, and these last entries.
+
+    `tiles`: float32 `[B, G, T]`, contiguous, the best of NEIGHBOURS scores each. Of a few entries the floor follows
+    from them at once, and two launches are enough.
+    """
     batch, groups, width = scores.shape
     kept = min(k, width)
     if scores.stride(2) != 1:
@@ -66,15 +74,22 @@ def topk(
     else:
         blocks = max(FEWEST_BLOCKS, triton.next_power_of_2(2 * kept))
         narrowed = kept > 0 and width > DIRECT and width >= 2 * blocks
-        table = _narrow(row, want, rows, width, blocks, bounded) if narrowed else (lengths,) * 7
-        splits = triton.cdiv(width, PART)
         held = _held(blocks if narrowed else triton.next_power_of_2(width))
+        few = narrowed and NEIGHBOURS * (kept + 1) <= held
+        near = tiles if few and tiles is not None and tiles.shape[2] <= HELD else None
+        part, capacity = PART, 2 * blocks
+        if near is not None:
+            part = TILED_PART
+            capacity = triton.cdiv(width, part) * part
+        splits = triton.cdiv(width, part)
+        table = _narrow(row, want, rows, blocks, held, bounded, near, part, capacity) if narrowed else (lengths,) * 7
         warps = _warps(held)
         _select[(rows,)](
-            *row, *want, *table, splits, 2 * blocks, entries, ids, counts,
-            BOUNDED=bounded, VECTOR=vector_of(scores), NARROWED=narrowed, RANKED=ranked, PART=PART,
-            SPLITS=triton.next_power_of_2(splits) if narrowed else 1, HELD=held, HALVINGS=HALVINGS if held else -1,
-            LINE=LINE, TILE=TILE * warps, num_warps=warps,
+            *row, *want, *table, splits, capacity, entries, ids, counts,
+            BOUNDED=bounded, VECTOR=vector_of(scores), NARROWED=narrowed, TILED=near is not None, RANKED=ranked,
+            PART=part, SPLITS=triton.next_power_of_2(splits) if narrowed else 1, HELD=held,
+            HALVINGS=HALVINGS if held else -1, LINE=LINE, TILE=TILE * warps, num_warps=warps,
+            **early(scores.device, rows),
         )  # fmt: skip
     if ranked:
         rank(entries, counts, ids)
@@ -95,29 +110,41 @@ def _narrow(
     row: tuple[Tensor, int, int, int],
     want: tuple[Tensor, int, int, int, int, int, int, int],
     rows: int,
-    width: int,
     blocks: int,
+    held: int,
     bounded: bool,
+    near: Tensor | None,
+    part: int,
+    capacity: int,
 ) -> tuple[Tensor, ...]:
-    """Candidates among which what every row wants lies, and where each part of a row left its own."""
-    device, splits, vector = row[0].device, triton.cdiv(width, PART), vector_of(row[0])
-    maxima = torch.empty((rows, blocks), dtype=torch.int32, device=device)
-    floors, sizes = torch.empty((2, rows, LINE), dtype=torch.int32, device=device)
-    best = torch.empty((rows, 2 * blocks), dtype=torch.float32, device=device)
-    positions, marks = torch.empty((2, rows, 2 * blocks), dtype=torch.int32, device=device)
+    """Candidates among which what every row wants lies, and where each part of a row left its own.
+
+    With the best of neighbours each part finds the floor itself, and leaves its candidates where it lies.
+    """
+    device, vector = row[0].device, vector_of(row[0])
+    splits = triton.cdiv(row[0].shape[2], part)
+    best = torch.empty((rows, capacity), dtype=torch.float32, device=device)
+    positions, marks = torch.empty((2, rows, capacity), dtype=torch.int32, device=device)
     starts, found, shifts = torch.empty((3, rows, splits), dtype=torch.int32, device=device)
-    held, columns = _held(blocks), min(1024 if rows >= CROWD else 256, blocks)
-    warps = _warps(held)
-    _maxima[(rows, blocks // columns)](
-        *row, *want, maxima, blocks, BOUNDED=bounded, HELD=held, VECTOR=vector, DEPTH=4096 // columns, COLUMNS=columns
-    )
-    _floors[(rows,)](
-        row[3], *want, maxima, blocks, floors, sizes,
-        BOUNDED=bounded, HELD=held, LINE=LINE, TILE=TILE * warps, num_warps=warps,
-    )  # fmt: skip
+    if near is None:
+        maxima = torch.empty((rows, blocks), dtype=torch.int32, device=device)
+        floors, sizes = torch.empty((2, rows, LINE), dtype=torch.int32, device=device)
+        columns, warps = min(1024 if rows >= CROWD else 256, blocks), _warps(held)
+        _maxima[(rows, blocks // columns)](
+            *row, *want, maxima, blocks,
+            BOUNDED=bounded, HELD=held, VECTOR=vector, DEPTH=4096 // columns, COLUMNS=columns,
+        )  # fmt: skip
+        _floors[(rows,)](
+            row[3], *want, maxima, blocks, floors, sizes,
+            BOUNDED=bounded, HELD=held, LINE=LINE, TILE=TILE * warps, num_warps=warps,
+        )  # fmt: skip
+    else:
+        floors, sizes = near, starts
     _collect[(rows, triton.cdiv(splits, max(triton.cdiv(splits * rows, COLLECTORS), 1)))](
-        *row, *want, floors, sizes, best, positions, marks, 2 * blocks, starts, found, splits,
-        BOUNDED=bounded, HELD=held, VECTOR=vector, LINE=LINE, TILE=PART, num_warps=1,
+        *row, *want, floors, sizes, best, positions, marks, capacity, starts, found, splits,
+        BOUNDED=bounded, HELD=held, VECTOR=vector, LINE=floors.shape[-1], TILE=part,
+        TILES=0 if near is None else triton.next_power_of_2(near.shape[2]), NEAR=NEIGHBOURS,
+        num_warps=1 if near is None else 4, **early(device, rows),
     )  # fmt: skip
     return sizes, best, positions, marks, starts, found, shifts
 
@@ -169,12 +196,23 @@ def _collect(
     denominator: tl.tensor, minimum: tl.tensor, floors: tl.tensor, sizes: tl.tensor, best: tl.tensor,
     positions: tl.tensor, marks: tl.tensor, capacity: tl.tensor, starts: tl.tensor, found: tl.tensor, splits: tl.tensor,
     BOUNDED: tl.constexpr, HELD: tl.constexpr, VECTOR: tl.constexpr, LINE: tl.constexpr, TILE: tl.constexpr,
+    TILES: tl.constexpr, NEAR: tl.constexpr, EARLY: tl.constexpr,
 ) -> None:  # fmt: skip
-    """Append what reaches the floor; parts of a row come in any order, and note where theirs are."""
+    """Append what reaches the floor; parts of a row come in any order, and note where theirs are.
+
+    Where `floors` are the best of NEAR neighbours each, the floor is what as many of them reach as are wanted; of the
+    row's last neighbours not all need be candidates, and their best is left out.
+    """
+    await_previous(EARLY)
     row, source = row_of(scores, batch_stride, group_stride, groups)
-    _, others, _ = wanted_of(groups, lengths, kept, last, reserved, unit, numerator, denominator, minimum, BOUNDED)
+    count, others, _ = wanted_of(groups, lengths, kept, last, reserved, unit, numerator, denominator, minimum, BOUNDED)
     if others > HELD:
-        floor = tl.load(floors + row * LINE)
+        if TILES:
+            whole = others // NEAR
+            near = load_keys(floors + row * LINE, tl.arange(0, TILES), whole, True, 1)
+            floor, _, _ = cut_held(near, whole, count, count + count // 16, TILES)
+        else:
+            floor = tl.load(floors + row * LINE)
         floor = tl.where(floor < 0, floor ^ HIGHEST, floor).to(tl.float32, bitcast=True)
         for split in range(tl.program_id(1), tl.cdiv(others, TILE), tl.num_programs(1)):
             position = split * TILE + tl.arange(0, TILE)
@@ -182,7 +220,7 @@ def _collect(
             taken = (position < others) & (score >= floor)
             behind = tl.cumsum(taken.to(tl.int32), 0)
             number = tl.sum(taken.to(tl.int32), 0)
-            start = tl.atomic_add(sizes + row * LINE, number, sem="relaxed")
+            start = split * TILE if TILES else tl.atomic_add(sizes + row * LINE, number, sem="relaxed")
             place = start + behind - 1
             fits = taken & (place < capacity)
             tl.store(best + row * capacity + place, score, mask=fits)
@@ -200,10 +238,12 @@ def _select(
     denominator: tl.tensor, minimum: tl.tensor, sizes: tl.tensor, best: tl.tensor, positions: tl.tensor,
     marks: tl.tensor, starts: tl.tensor, found: tl.tensor, shifts: tl.tensor, splits: tl.tensor, capacity: tl.tensor,
     entries: tl.tensor, ids: tl.tensor, counts: tl.tensor,
-    BOUNDED: tl.constexpr, VECTOR: tl.constexpr, NARROWED: tl.constexpr, RANKED: tl.constexpr, PART: tl.constexpr,
-    SPLITS: tl.constexpr, HELD: tl.constexpr, HALVINGS: tl.constexpr, LINE: tl.constexpr, TILE: tl.constexpr,
+    BOUNDED: tl.constexpr, VECTOR: tl.constexpr, NARROWED: tl.constexpr, TILED: tl.constexpr, RANKED: tl.constexpr,
+    PART: tl.constexpr, SPLITS: tl.constexpr, HELD: tl.constexpr, HALVINGS: tl.constexpr, LINE: tl.constexpr,
+    TILE: tl.constexpr, EARLY: tl.constexpr,
 ) -> None:  # fmt: skip
     """Write a row's best by position, or as entries."""
+    await_previous(EARLY)
     row, source = row_of(scores, batch_stride, group_stride, groups)
     count, others, length = wanted_of(
         groups, lengths, kept, last, reserved, unit, numerator, denominator, minimum, BOUNDED
@@ -221,8 +261,6 @@ def _select(
     else:
         distant: tl.constexpr = False  # type: ignore[no-redef]
     if distant:
-        size = tl.load(sizes + row * LINE)
-        small = size <= capacity
         best += row * capacity
         positions += row * capacity
         marks += row * capacity
@@ -231,6 +269,9 @@ def _select(
         split = tl.arange(0, SPLITS)
         number = tl.load(found + row * splits + split, mask=split * PART < others, other=0)
         start = tl.load(starts + row * splits + split, mask=split * PART < others, other=0)
+        # Parts that lie apart are no list.
+        size = tl.sum(number, 0) if TILED else tl.load(sizes + row * LINE)
+        small = (size <= capacity) & (not TILED)
         some = number > 0
         before = tl.cumsum(number, 0) - number
         tl.store(shifts + tl.cumsum(some.to(tl.int32), 0) - 1, start - before, mask=some)

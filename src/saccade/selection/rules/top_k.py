@@ -29,12 +29,17 @@ class TopK(FrameableRule):
         units = -(-length // unit)
         return units if length <= self.budget else min(units, self.held(unit))
 
+    def choose_tiled(self, scores: Tensor, tiles: Tensor | None, rows: Rows, unit: int, scale: float) -> Selection:
+        return self._cut(scores, rows, unit, int(self.keeps_last), tiles)
+
     def cut(self, scores: Tensor, rows: Rows, unit: int, scale: float, sinks: int, window: int) -> Selection:
         """Cut float32 scores `[B, G, N]`; ties go to the lower position."""
         if sinks:
             scores[:, :, :sinks] = torch.inf
-        last = max(window, int(self.keeps_last))
-        ids, counts = topk_and_last(scores, rows.seq_lens, self.held(unit) - last, last, unit=unit)
+        return self._cut(scores, rows, unit, max(window, int(self.keeps_last)))
+
+    def _cut(self, scores: Tensor, rows: Rows, unit: int, last: int, tiles: Tensor | None = None) -> Selection:
+        ids, counts = topk_and_last(scores, rows.seq_lens, self.held(unit) - last, last, unit=unit, tiles=tiles)
         if self.budget % unit:
             ids, counts = whole_where_it_fits(self.budget, rows, unit, ids, counts)
         return Selection(ids, counts, unit)

@@ -24,12 +24,14 @@ class PageBounds:
         page: tokens per page.
         table: int32 `[B, n]`, blocks of each row: page p of row b lies at `[table[b, p // P], :, p % P]`. None: block b
             is all of row b.
+        fills: whether pages that rows' latest tokens have filled are bounded when pages are scored.
     """
 
     lower: Tensor
     upper: Tensor
     page: int
     table: Tensor | None = None
+    fills: bool = False
 
     def update(self, kv: KVView, new: NewTokens) -> None:
         # One more: they wait until the next page is full.
@@ -70,6 +72,11 @@ class PageBoundScorer(Scorer):
         return PageBounds(empty, empty.clone(), self.unit)
 
     def score(self, q: Tensor, kv: KVView, index: Index | None, stored: Tensor | None = None) -> Tensor:
+        return self.tiled(q, kv, index, stored)[0]
+
+    def tiled(
+        self, q: Tensor, kv: KVView, index: Index | None, stored: Tensor | None = None
+    ) -> tuple[Tensor, Tensor | None]:
         assert stored is None, "bounds are not made of token scores: `fused` says so"
         assert isinstance(index, PageBounds), "page bounds are scored from their own index"
         pages = -(-kv.rows.max_len // self.unit)
@@ -83,6 +90,7 @@ class PageBoundScorer(Scorer):
             table=index.table,
             pages=pages,
             k_scale=kv.k_scale,
+            filling=kv if index.fills else None,
         )
 
     def traffic(self, length: int, head_dim: int, itemsize: float) -> Bytes:

@@ -70,10 +70,6 @@ class SaccadeFlashBuilder(SparseBuilder, FlashAttentionMetadataBuilder):
 
     def update_draft_decode_metadata(self, metadata: Step) -> None:
         """Bring a step up to rows that have grown on the device."""
-        sparse = metadata.sparse
-        assert self._decode_steps is not None and sparse is not None, "this is said not to be supported"
-        if self.sparse.serving.plan.bounds_page is not None:
-            self._decode_steps.latest(sparse.rows)
         super().update_draft_decode_metadata(metadata.dense)
 
 
@@ -122,5 +118,6 @@ def _quantised(query: Tensor, scale: Tensor) -> Tensor:
 
 def reasons_of(vllm_config: Any) -> list[str]:
     """Why decoding steps cannot be captured; dense passes are steps of another kind, and recall is measured behind."""
-    reason = room_of(vllm_config).reason
-    return [*reasons_against_capture(serving_of(vllm_config).plan, None, ()), *([] if reason is None else [reason])]
+    serving, reason = serving_of(vllm_config), room_of(vllm_config).reason
+    seen = [] if serving.plan.bounds_page is None or serving.filled else ["its rule looks at pages that are not full"]
+    return [*reasons_against_capture(serving.plan, None, ()), *seen, *([] if reason is None else [reason])]

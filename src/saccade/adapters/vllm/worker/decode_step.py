@@ -3,7 +3,6 @@
 from typing import Any
 
 import torch
-from torch import Tensor
 from vllm.utils.torch_utils import async_tensor_h2d
 
 from ....types import Rows
@@ -22,9 +21,10 @@ class DecodeSteps:
 
     def __init__(self, sparse: SparseRows, rows: int, longest: int, device: torch.device) -> None:
         self._sparse, self._longest = sparse, longest
-        self._starts, self._first_new = torch.zeros((2, rows), dtype=torch.int32, device=device)
+        self._starts = torch.zeros(rows, dtype=torch.int32, device=device)
         self._whole = torch.zeros(rows, dtype=torch.bool, device=device)
         self._flags = [False] * rows
+        sparse.serving.indexes.fills = sparse.serving.plan.bounds_page is not None
 
     def prepare(self, common: Any, build_parent: BuildParent) -> Step:
         """The metadata of a step from vLLM's `CommonAttentionMetadata`."""
@@ -41,11 +41,7 @@ class DecodeSteps:
             max_len=self._longest,
             whole=self._whole[:count],
         )
-        written = () if self._sparse.serving.plan.bounds_page is None else (Written(rows, self.latest(rows), 1),)
+        written = (Written(rows, rows.row_start, 0),) if self._sparse.serving.indexes.fills else ()
         # Where no layer is left to vLLM's kernel, nobody reads its schedule, which takes three launches.
         dense = build_parent(common, not self._sparse.leaves_layers)
         return Step(None, self._sparse.all_of(batch, whole, rows), written=written, dense=dense)
-
-    def latest(self, rows: Rows) -> Tensor:
-        """Positions of the latest tokens, int32 `[B]`, from lengths on the device to where steps look for them."""
-        return torch.sub(rows.seq_lens, 1, out=self._first_new[: rows.batch])

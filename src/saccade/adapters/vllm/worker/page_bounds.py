@@ -61,17 +61,21 @@ class BlockBounds:
 
 
 class PagedIndexes(Indexes):
-    """The indexes of all requests, by layer: up to date since the keys were written; bounds lie with their blocks."""
+    """The indexes of all requests, by layer; bounds lie with their blocks.
+
+    They are up to date since the keys were written, or `fills`: steps of one token leave it to the search.
+    """
 
     def __init__(self) -> None:
         super().__init__()
         self.layers: dict[int, BlockBounds] = {}
+        self.fills = False
 
     def of(self, layer: int, kv: KVView) -> PageBounds | None:
         bounds = self.layers.get(layer)
         if bounds is None:
             return None
-        return PageBounds(bounds.lower, bounds.upper, bounds.page, table=kv.rows.page_table)
+        return PageBounds(bounds.lower, bounds.upper, bounds.page, kv.rows.page_table, self.fills)
 
     @property
     def nbytes(self) -> int:

@@ -26,7 +26,7 @@ class Written:
     Attributes:
         rows: all rows of the batch.
         start: int32 `[B]`, first new position of each row.
-        count: host bound on the new tokens of a row.
+        count: host bound on the new tokens of a row; 0: of one each, whose pages are bounded when they are scored.
     """
 
     rows: Rows
