@@ -164,7 +164,7 @@ class HeadSearch:
     def _refuse_unanswered(self, model: Any) -> None:
         """Raise before any training if dense attention answers nothing of a few texts."""
         probed = [self.problems[number] for number in range(min(len(self.problems), PROBED_TEXTS))]
-        answers = [one for problem in probed for one in Reading(model, problem).observe().right]
+        answers = [one for problem in probed for one in Reading(model, problem).observe()]
         self.target.refuse_unanswered(sum(answers), len(answers), "no head can be told from another")
 
     def find(self, model: Any, method: str, advance: Callable[[str], None]) -> Found:
