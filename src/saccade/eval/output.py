@@ -70,7 +70,6 @@ class JsonLines(ExitStack):
         self.callback(self._close)
 
     def add(self, record: dict[str, Any]) -> None:
-        """Append a record."""
         with writing(self.path):
             self._file.write(json.dumps(record, allow_nan=False) + "\n")
             self._file.flush()
