@@ -152,6 +152,10 @@ def test_layers_of_several_kinds(kind: str, tmp_path: Path) -> None:
     assert found["stock"]["bytes"] == found["dense"]["bytes"] > found["tidal"]["bytes"] > found["quest"]["bytes"]
 
 
+def job_of(policies: tuple[Policy, ...], steps: int, baseline: Baseline) -> decode.BenchJob:
+    return decode.BenchJob(None, (), policies, steps, (baseline,))  # type: ignore[arg-type]  # a grid's points are told
+
+
 @pytest.mark.parametrize(("kind", "tokens"), [("gemma3_text", 0), pytest.param("qwen3_next", 1, marks=OWN_CACHE)])
 def test_the_floor_is_a_step_like_the_others(kind: str, tokens: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """A recurrent layer without a state would read a prompt, which takes longer than a step."""
@@ -163,7 +167,7 @@ def test_the_floor_is_a_step_like_the_others(kind: str, tokens: int, monkeypatch
 
     monkeypatch.setattr(decode, "Memory", watched)
     policies = (variants.DENSE, Policy.from_spec("quest:page=4,budget=16"))
-    decode.measure(hybrid(kind), policies, context=40, batch=1, threads=1, steps=1, baselines=[STOCK])
+    job_of(policies, 1, STOCK).measure(hybrid(kind), context=40, batch=1, threads=1)
     assert contexts == [40, tokens]
 
 
@@ -183,7 +187,7 @@ def test_every_turn_begins_with_the_same_cache(kind: str) -> None:
 
 def measure_dense(shape: str, baseline: Baseline) -> None:
     model = random_model(shape, positions=64, dtype=torch.float32, device=torch.device("cpu"))
-    decode.measure(model, [Policy.from_spec("dense")], context=20, batch=1, threads=1, steps=2, baselines=[baseline])
+    job_of((variants.DENSE,), 2, baseline).measure(model, context=20, batch=1, threads=1)
 
 
 def test_wrong_attention_is_not_timed(shape: str, monkeypatch: pytest.MonkeyPatch) -> None:

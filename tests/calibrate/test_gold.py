@@ -91,4 +91,4 @@ def test_gold_mass_and_copies(models: tuple[Any, list[Maps], float], together: i
     assert 4 * error * steps * 20**0.5 < 0.01
     assert observer.copies.numpy().tolist() == copies.tolist()
     assert copies.sum() > 0 and copies.min() == 0
-    assert len(answers.right) == len(PROBLEM.asks) and answers.recalls == ()
+    assert len(answers) == len(PROBLEM.asks)

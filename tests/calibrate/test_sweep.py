@@ -186,16 +186,16 @@ def test_outcomes_are_means_over_problems(model: Any, tmp_path: Path) -> None:
     sweep = swept(model, tmp_path / "answers.jsonl")
     outcome = sweep.outcome(SPECS[1])
     answers = [Reading(model, problem).ask(Policy.from_spec(SPECS[1])) for problem in PROBLEMS]
-    assert outcome.right == tuple(one.right for one in answers)
-    assert outcome.count == 9 and outcome.correct == sum(sum(one.right) for one in answers)
+    assert outcome.right == tuple(tuple(one["right"]) for one in answers)
+    assert outcome.count == 9 and outcome.correct == sum(sum(one["right"]) for one in answers)
     assert outcome.accuracy == outcome.correct / 9
     for layer in range(4):  # records are rounded to 5 decimals
-        means = [one.recalls[layer] for one in answers]
-        if means[0].heads_with_set:
-            assert outcome.recalls[layer].attention == pytest.approx(sum(one.attention for one in means) / 3, abs=5e-6)
+        means = [one["recalls"][layer] for one in answers]
+        if means[0][2]:
+            assert outcome.recalls[layer].attention == pytest.approx(sum(one[0] for one in means) / 3, abs=5e-6)
         else:
-            assert outcome.recalls[layer] == means[0] == (None, None, 0.0)
-    assert outcome.share == pytest.approx(sum(one.share for one in answers) / 3, abs=5e-7)
+            assert outcome.recalls[layer] == tuple(means[0]) == (None, None, 0.0)
+    assert outcome.share == pytest.approx(sum(one["share"] for one in answers) / 3, abs=5e-7)
     row = json.loads(json.dumps(outcome.to_dict()))
     assert row["n"] == 9 and row["interval"][0] <= row["accuracy"] <= row["interval"][1]
     without = swept(model, tmp_path / "none.jsonl", recall=False).outcome(SPECS[1])

@@ -83,73 +83,59 @@ class BenchJob(GridJob):
 
         def measured(context: int, batch: int, threads: int) -> list[DecodeRow]:
             setting = {"context": context, "batch": batch, "threads": threads}
-            rows, bandwidth = measure(model, self.policies, **setting, steps=self.steps, baselines=self.baselines)
+            rows, bandwidth = self.measure(model, **setting)
             bandwidths.append({**setting, "read_gb_s": round(bandwidth, 1)})
             return rows
 
         return grid.run(results, measured, on_unit)
 
+    def measure(
+        self, model: PreTrainedModel, *, context: int, batch: int, threads: int
+    ) -> tuple[list[DecodeRow], float]:
+        """Time decode steps at `context` cached tokens; variants take turns of `TURN` steps until each has `steps`.
 
-def measure(
-    model: PreTrainedModel,
-    policies: Sequence[Policy],
-    *,
-    context: int,
-    batch: int,
-    threads: int,
-    steps: int,
-    baselines: Sequence[Baseline],
-) -> tuple[list[DecodeRow], float]:
-    """Time decode steps at `context` cached tokens; the variants take turns of `TURN` steps until each has `steps`.
+        A rectified policy takes two whole periods. Among the variants are dense decoders without a cache (of one token,
+        beside recurrent layers), from which the ceiling is counted, and a reading of the memory's bandwidth. The cache
+        holds random keys and values: no prefill is run. After a turn it is cropped back. `model` is stock, with `sdpa`
+        attention; torch has that many threads.
 
-    Among them are dense decoders without a cache (of one token, beside recurrent layers), from which the ceiling is
-    counted, and a reading of the memory's bandwidth. The cache holds random keys and values: no prefill is run. After a
-    turn it is cropped back.
+        Returns:
+            Rows, and the read bandwidth in GB/s.
 
-    Args:
-        model: stock, with `sdpa` attention.
-        policies: what is timed; dense belongs to them.
-        context, batch, threads: the setting; torch has that many threads.
-        steps: timed calls of each variant; a rectified policy takes two whole periods.
-        baselines: timed beside them.
-
-    Returns:
-        Rows, and the read bandwidth in GB/s.
-
-    Raises:
-        SaccadeError: if attention differs from float64, or a dense decoder's logits from the stock model's.
-    """
-    longest = max(policy.phase.period for policy in policies) + 1
-    variants = _variants(model, policies, Memory(model, context, batch, longest), baselines)
-    stock = [one for one in baselines if one is STOCK]
-    # A recurrent layer's first step is a prompt's, which takes longer than the steps behind it.
-    tokens = 1 if shape_of(model.config).recurrent else 0
-    empty = _variants(model, [DENSE], Memory(model, tokens, batch, longest), stock)
-    for variant in (*variants, *empty):
-        variant.turn(0)
-    _check([variant for variant in variants if variant.plan.selector is None])
-    bandwidth = []
-    for done in range(0, steps, TURN):
-        count = min(TURN, steps - done)
+        Raises:
+            SaccadeError: if attention differs from float64, or a dense decoder's logits from the stock model's.
+        """
+        longest = max(policy.phase.period for policy in self.policies) + 1
+        variants = _variants(model, self.policies, Memory(model, context, batch, longest), self.baselines)
+        stock = [one for one in self.baselines if one is STOCK]
+        # A recurrent layer's first step is a prompt's, which takes longer than the steps behind it.
+        tokens = 1 if shape_of(model.config).recurrent else 0
+        empty = _variants(model, [DENSE], Memory(model, tokens, batch, longest), stock)
         for variant in (*variants, *empty):
-            if variant.rectify is None:
-                variant.turn(count)
-            elif not variant.steps:
-                # Two whole periods at once: quartiles want two plain steps.
-                variant.turn(2 * variant.phase.period)
-        bandwidth.append(read_bandwidth(model.device, repeats=1))
-    shape, size = shape_of(model.config), model.dtype.itemsize
-    weight_bytes, states = weights_read(model, batch) * size, state_bytes(model.config, model.dtype)
-    sizes: dict[str, Any] = {"context": context, "batch": batch, "kv_itemsize": size, "weight_bytes": weight_bytes}
-    sizes["state_bytes"] = states
-    rows = [row_of(one, threads, cost_of(one.plan, one.rectify, shape, **sizes).total) for one in variants]
-    speed = statistics.median(bandwidth)
-    least = min(1e3 * statistics.median(step.seconds for step in variant.steps) for variant in empty)
-    for variant in (*variants, *empty):
-        variant.close()
-    gc.collect()
-    empty_bytes = weight_bytes + 2 * batch * (states or 0)
-    return complete(rows, empty_ms=least, empty_bytes=empty_bytes, bandwidth=speed), speed
+            variant.turn(0)
+        _check([variant for variant in variants if variant.plan.selector is None])
+        bandwidth = []
+        for done in range(0, self.steps, TURN):
+            count = min(TURN, self.steps - done)
+            for variant in (*variants, *empty):
+                if variant.rectify is None:
+                    variant.turn(count)
+                elif not variant.steps:
+                    # Two whole periods at once: quartiles want two plain steps.
+                    variant.turn(2 * variant.phase.period)
+            bandwidth.append(read_bandwidth(model.device, repeats=1))
+        shape, size = shape_of(model.config), model.dtype.itemsize
+        weight_bytes, states = weights_read(model, batch) * size, state_bytes(model.config, model.dtype)
+        sizes: dict[str, Any] = {"context": context, "batch": batch, "kv_itemsize": size, "weight_bytes": weight_bytes}
+        sizes["state_bytes"] = states
+        rows = [row_of(one, threads, cost_of(one.plan, one.rectify, shape, **sizes).total) for one in variants]
+        speed = statistics.median(bandwidth)
+        least = min(1e3 * statistics.median(step.seconds for step in variant.steps) for variant in empty)
+        for variant in (*variants, *empty):
+            variant.close()
+        gc.collect()
+        empty_bytes = weight_bytes + 2 * batch * (states or 0)
+        return complete(rows, empty_ms=least, empty_bytes=empty_bytes, bandwidth=speed), speed
 
 
 def _variants(

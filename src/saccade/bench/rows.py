@@ -5,6 +5,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
+from ..eval.output import grouped
 from .clock import PARTS
 from .variants import STOCK, STOCK_AGAIN, Variant
 
@@ -151,9 +152,7 @@ def compared(rows: Sequence[ServingRow], empty: int, bandwidth: float) -> list[S
         empty: the context from which the ceiling is counted; stock's row of every batch is there.
         bandwidth: GB/s.
     """
-    settings: dict[tuple[int, int], list[ServingRow]] = {}
-    for row in rows:
-        settings.setdefault((row.context, row.batch), []).append(row)
+    settings = grouped(rows, lambda row: row.point)
     stock = {key: [row for row in held if row.policy in (STOCK, STOCK_AGAIN)] for key, held in settings.items()}
     completed = []
     for (context, batch), held in settings.items():

@@ -5,32 +5,14 @@ before it, which is when greedy decoding would say it.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
 from typing import Any
 
 from ..adapters.hf.run import sparsify
 from ..checkpoints.shape import shape_of
-from ..decode.recall import MeanRecall
 from ..eval.reader import Reader, rows_that_fit
 from ..eval.sheet import AnswerObserver, AnswerRecall, Row, Sheet
 from ..methods.policy import Policy
 from .problems import Problem
-
-
-@dataclass(frozen=True, slots=True)
-class Answers:
-    """What became of a problem's questions under one policy.
-
-    Attributes:
-        right: question by question.
-        recalls: of each layer over the answers' tokens, by its number in the model; None for one without full
-            attention. Empty if it was not measured.
-        share: share of the cache that a head attended to, mean over layers with full attention.
-    """
-
-    right: tuple[bool, ...]
-    recalls: tuple[MeanRecall | None, ...]
-    share: float
 
 
 class Reading:
@@ -47,23 +29,28 @@ class Reading:
         self._reader = Reader(model, problem.tokens)
         self._reader.repeat(self._rows)
 
-    def ask(self, policy: Policy, tokenizer: Any = None, *, recall: bool = True) -> Answers:
-        """Decode every question under a policy.
+    def ask(self, policy: Policy, tokenizer: Any = None, *, recall: bool = True) -> dict[str, Any]:
+        """Decode every question under a policy; what became of them, JSON-ready.
+
+        `right`: question by question. `recalls`: of each layer over the answers' tokens, by its number in the model;
+        None for one without full attention; empty if it was not measured. `share`: of the cache that a head attended
+        to, mean over layers with full attention.
 
         Args:
             tokenizer: for policies that cut the text into chunks.
             recall: measure both recalls, which costs a pass over the keys per answer token and layer.
         """
         measured = AnswerRecall(shape_of(self._model.config).full_layers)
-        answers = self._decode(policy, tokenizer, (measured,) if recall else ())
-        layers = tuple(measured.recall.per_layer())
-        return replace(answers, recalls=layers if any(layers) else ())
+        right, share = self._decode(policy, tokenizer, (measured,) if recall else ())
+        layers = measured.recall.per_layer() if recall else []
+        recalls = [layer and [value and round(value, 5) for value in layer] for layer in layers]
+        return {"right": [int(one) for one in right], "recalls": recalls, "share": round(share, 6)}
 
-    def observe(self, *observers: AnswerObserver) -> Answers:
-        """Decode every question densely, once, before observers' eyes."""
-        return self._decode(Policy.from_spec("dense"), None, observers)
+    def observe(self, *observers: AnswerObserver) -> list[bool]:
+        """Decode every question densely, once, before observers' eyes; which ones were right."""
+        return self._decode(Policy.from_spec("dense"), None, observers)[0]
 
-    def _decode(self, policy: Policy, tokenizer: Any, observers: Sequence[AnswerObserver]) -> Answers:
+    def _decode(self, policy: Policy, tokenizer: Any, observers: Sequence[AnswerObserver]) -> tuple[list[bool], float]:
         asks, past, right = self._problem.asks, len(self._problem.tokens), list[bool]()
         with sparsify(self._model, policy, tokenizer=tokenizer, observers=observers) as run, run.decoding():
             for begin in range(0, len(asks), self._rows):
@@ -79,4 +66,4 @@ class Reading:
                 finally:
                     self._reader.crop()
             shares = [run.stats().layers[layer].share for layer in run.plan.roles.concerned]
-        return Answers(tuple(right), (), sum(shares) / len(shares))
+        return right, sum(shares) / len(shares)

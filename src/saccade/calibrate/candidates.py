@@ -6,7 +6,6 @@ from ..adapters.hf.probe import clean
 from ..adapters.hf.support import against_rewinding
 from ..errors import PolicyError
 from ..eval.entry import at_budget, known
-from ..eval.interval import wilson
 from ..methods.policy import Policy
 from ..methods.registry import policies as registered
 from ..recipes.acceptance import Acceptance
@@ -15,11 +14,6 @@ from ..recipes.recipe import Recipe
 SHARES = (4, 8, 16, 32, 64)
 """Budgets are the context divided by these, unless the user names them."""
 SMALLEST = 16
-
-
-def ladder(context: int) -> tuple[int, ...]:
-    """Budgets for a context, largest first."""
-    return tuple(dict.fromkeys(max(context // share, SMALLEST) for share in SHARES))
 
 
 def families(recipe: Recipe | None, named: Iterable[str]) -> tuple[Policy, ...]:
@@ -60,11 +54,3 @@ def served(policy: Policy, told: Iterable[Acceptance]) -> Acceptance | None:
     """What drafts say of a policy, however it is rectified; of several the one with most, since they may share some."""
     own = (one for one in told if clean(Policy.from_spec(one.policy)) == clean(policy))
     return max(own, key=lambda one: one.drafted[0], default=None)
-
-
-def refuted(told: Acceptance, wanted: float) -> bool:
-    """Whether a smaller share of tokens than is wanted were dense attention's, by that share's 95% interval.
-
-    A draft at position 0 is a sparse step behind a dense cache, as the probe's; those behind it are not.
-    """
-    return wilson(told.accepted[0], told.drafted[0])[1] < wanted

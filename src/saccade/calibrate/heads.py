@@ -130,7 +130,10 @@ class HeadSearch:
             return replace(self, target=target, problems=target.problems()).run(advance, model)
         shape = shape_of_model(model)
         earlier = self.target.earlier(shape)
-        self._refuse_unanswered(model)
+        # Before any training: whether dense attention answers anything of a few texts.
+        probed = [self.problems[number] for number in range(min(len(self.problems), PROBED_TEXTS))]
+        answers = [one for problem in probed for one in Reading(model, problem).observe()]
+        self.target.refuse_unanswered(sum(answers), len(answers), "no head can be told from another")
         found = [self.find(model, method, advance) for method in self.methods]
         roles = {(one.method, name): text for one in found for name, text in one.roles.items()}
         first = found[0]  # what goes into the recipe
@@ -160,12 +163,6 @@ class HeadSearch:
         written = self.target.write_results(RESULTS, results)
         self._write(written, dense, best, earlier)
         return written
-
-    def _refuse_unanswered(self, model: Any) -> None:
-        """Raise before any training if dense attention answers nothing of a few texts."""
-        probed = [self.problems[number] for number in range(min(len(self.problems), PROBED_TEXTS))]
-        answers = [one for problem in probed for one in Reading(model, problem).observe().right]
-        self.target.refuse_unanswered(sum(answers), len(answers), "no head can be told from another")
 
     def find(self, model: Any, method: str, advance: Callable[[str], None]) -> Found:
         """The roles that one method finds; a finished training is read from the folder."""

@@ -1,7 +1,5 @@
 """A file of results, a line each, that an interrupted job takes up again."""
 
-from __future__ import annotations
-
 import json
 import os
 from collections.abc import Hashable, Iterable, Mapping
@@ -63,12 +61,6 @@ class Ledger(JsonLines):
     def add(self, record: dict[str, Any]) -> None:
         super().add(record)
         self.records[self._name(record)] = record
-
-    def __enter__(self) -> Ledger:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
     def _name(self, record: Mapping[str, Any]) -> tuple[Hashable, ...]:
         return tuple(record[field] for field in self._key)

@@ -19,7 +19,7 @@ KEY = ("problem", "spec")
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What a candidate has achieved: `asking.Answers`, `right` per problem and all else its mean over problems."""
+    """What a candidate has achieved: as `Reading.ask`, `right` per problem and all else its mean over problems."""
 
     spec: str
     right: tuple[tuple[bool, ...], ...]
@@ -106,10 +106,4 @@ class Sweep:
         reading = Reading(self.model, self.problems[number], self.rows)
         for spec in specs:
             answers = reading.ask(Policy.from_spec(spec), self.tokenizer, recall=self.recall)
-            yield {
-                "problem": number,
-                "spec": spec,
-                "right": [int(one) for one in answers.right],
-                "recalls": [layer and [value and round(value, 5) for value in layer] for layer in answers.recalls],
-                "share": round(answers.share, 6),
-            }
+            yield {"problem": number, "spec": spec, **answers}

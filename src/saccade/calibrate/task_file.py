@@ -11,6 +11,7 @@ from typing import Any
 from ..errors import DocumentError
 from ..eval import benchmark
 from ..eval.benchmark import BenchmarkRow
+from ..eval.output import grouped
 from ..eval.tokens import TokenizedText, encode
 from .asking import Reading
 from .problems import Ask, Problem, refuse_too_long
@@ -35,9 +36,8 @@ class FileProblems:
         self._path = path
         rows = benchmark.read_rows(path)
         own = not benchmark.is_benchmark(rows)
-        texts = benchmark.by_context(
-            _checked(*row) if own else benchmark.benchmark_row(*row, scored=False) for row in rows
-        )
+        checked = (_checked(*row) if own else benchmark.benchmark_row(*row, scored=False) for row in rows)
+        texts = grouped(checked, lambda row: row.context)
         self._problems = [_problem(tokenizer, text, rows, own=own) for text, rows in texts.items()]
         self._blind = [_problem(tokenizer, "", rows, own=own) for rows in texts.values()]
         for number, problem in enumerate(self._problems):
@@ -96,7 +96,7 @@ def _known(model: Any, begun: tuple[int, ...], ask: Ask) -> bool:
     """Whether dense attention answers a question behind what any text begins with."""
     # What is read first must be a token at least, and some models begin a text with none.
     alone = Problem((*begun, *ask.prompt[:-1]), (replace(ask, prompt=ask.prompt[-1:], gold=None),))
-    return Reading(model, alone, 1).observe().right[0]
+    return Reading(model, alone, 1).observe()[0]
 
 
 def _checked(name: str, row: Mapping[str, Any]) -> BenchmarkRow:

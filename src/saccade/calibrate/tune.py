@@ -20,13 +20,14 @@ from ..checkpoints.traffic import state_bytes, weights_read
 from ..errors import SaccadeError
 from ..eval.benchmark import SUFFIXES
 from ..eval.entry import parse_budgets, terms_of
+from ..eval.interval import wilson
 from ..eval.workers import on_threads, workers_for
 from ..methods.policy import Policy
 from ..plans.cost import cost_of
 from ..recipes.acceptance import Acceptance
 from ..recipes.recipe import Recipe
 from . import promise
-from .candidates import families, ladder, refuted, rungs, served
+from .candidates import SHARES, SMALLEST, families, rungs, served
 from .judged import DENSE, Answers, Judged, KeyTokens
 from .layers import PROBED, LayerSearch, LayerSettings
 from .ledger import held
@@ -126,8 +127,8 @@ class Tuning:
         common = replace(common, context=context, questions=len(problems) * len(problems[0].asks) if problems else 0)
         target = replace(target, settings=common)
         subject.refuse_too_large(common.context)
-        named = ladder(context) if settings.budgets is None else parse_budgets(settings.budgets)
-        budgets = tuple(sorted(named, reverse=True))
+        usual = {max(context // share, SMALLEST) for share in SHARES}
+        budgets = tuple(sorted(usual if settings.budgets is None else parse_budgets(settings.budgets), reverse=True))
         known = target.earlier(subject.shape)
         tried = _families(known, settings)
         for policy in chain.from_iterable(rungs(family, budgets, context) for family in tried):
@@ -267,7 +268,8 @@ class Tuning:
                     kv_itemsize=itemsize, weight_bytes=weight_bytes, state_bytes=states,
                 )  # fmt: skip
                 dense, told = cost.dense_total, served(policy, self.told)
-                if cost.total < dense and told and refuted(told, self.wanted):
+                # By the share's 95% interval; of position 0 alone, a sparse step behind a dense cache as the probe's.
+                if cost.total < dense and told and wilson(told.accepted[0], told.drafted[0])[1] < self.wanted:
                     kept = f"{told.accepted[0]:,} of {told.drafted[0]:,} first drafts were accepted"
                     left.append(f"{policy}: {kept} by {told.model or 'its server'}, as of {told.date}")
                 elif cost.total < dense:

@@ -73,7 +73,6 @@ def shape_of_model(model: Any) -> ModelShape:
 
 
 def hashed_rows(vocabulary: int) -> list[int]:
-    """The rows that are hashed."""
     return [0, vocabulary // 2, vocabulary - 1]
 
 

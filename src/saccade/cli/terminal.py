@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import logging
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from time import monotonic
 from typing import TYPE_CHECKING, Any, Protocol
 
-from rich.console import Console, RenderableType
+from rich.console import Console, Group, RenderableType
+from rich.live import Live
 from rich.padding import Padding
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Column, Table
@@ -43,45 +44,32 @@ def quiet_libraries() -> None:
     logging.getLogger("saccade").addHandler(logging.NullHandler())
 
 
-class Board(Progress):
-    """A bar with the time that is left and, below it, a table of what is known so far; they go when the work ends.
-
-    Args:
-        table: makes the table, at most once in `FRESH` seconds and between two units of work, never during one.
-        console: where it is shown, if that is a terminal.
-    """
-
-    def __init__(self, table: Callable[[], Table] | None, console: Console, *, watched: bool) -> None:
-        self._table, self._shown, self._made = table, table() if table and watched else None, monotonic()
-        what = TextColumn("{task.description}", table_column=Column(width=36, no_wrap=True, overflow="ellipsis"))
-        times = TimeElapsedColumn(), TextColumn("left"), TimeRemainingColumn(compact=True)
-        # Units are not alike: a reading takes longer than an answer, and one policy longer than another.
-        kept: dict[str, Any] = {"refresh_per_second": 2, "speed_estimate_period": 300.0, "transient": True}
-        super().__init__(what, BarColumn(), MofNCompleteColumn(), *times, console=console, disable=not watched, **kept)
-
-    def get_renderables(self) -> Iterable[RenderableType]:
-        """The bar, and the table."""
-        yield from super().get_renderables()
-        if self._shown is not None:
-            yield Padding(self._shown, (1, 0, 0, 0))
-
-    def renew(self) -> None:
-        """Make the table anew, if it is old enough."""
-        if self._table is not None and not self.disable and monotonic() - self._made >= FRESH:
-            self._shown, self._made = self._table(), monotonic()
-
-
 @contextmanager
 def progress(units: int, table: Callable[[], Table] | None = None) -> Iterator[Callable[[str], None]]:
-    """A board on stderr, if that and stdout are terminals; gives the function to call after every unit of work."""
-    watched = sys.stderr.isatty() and sys.stdout.isatty()
-    with Board(table, Console(stderr=True), watched=watched) as board:
-        task = board.add_task("starting", total=units)
+    """A bar with the time that is left and, below it, a table of what is known so far; they go when the work ends.
 
-        def advance(what: str) -> None:
-            board.renew()
-            board.update(task, advance=1, description=what)
+    On stderr, if that and stdout are terminals. Gives the function to call after every unit of work. The table is made
+    at most once in `FRESH` seconds and between two units of work, never during one.
+    """
+    if not (sys.stderr.isatty() and sys.stdout.isatty()):
+        yield lambda what: None
+        return
+    what = TextColumn("{task.description}", table_column=Column(width=36, no_wrap=True, overflow="ellipsis"))
+    times = TimeElapsedColumn(), TextColumn("left"), TimeRemainingColumn(compact=True)
+    # Units are not alike: a reading takes longer than an answer, and one policy longer than another.
+    bar = Progress(what, BarColumn(), MofNCompleteColumn(), *times, speed_estimate_period=300.0)
+    task, shown, made = bar.add_task("starting", total=units), None if table is None else table(), monotonic()
 
+    def advance(what: str) -> None:
+        nonlocal shown, made
+        if table is not None and monotonic() - made >= FRESH:
+            shown, made = table(), monotonic()
+        bar.update(task, advance=1, description=what)
+
+    def board() -> RenderableType:
+        return bar if shown is None else Group(bar, Padding(shown, (1, 0, 0, 0)))
+
+    with Live(get_renderable=board, console=Console(stderr=True), refresh_per_second=2, transient=True):
         yield advance
 
 

@@ -6,7 +6,7 @@ list of them. Other columns are left alone but for `task` and `metric`, which sa
 
 import json
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
@@ -95,14 +95,6 @@ def benchmark_row(name: str, row: Mapping[str, Any], metric: str | None = None, 
     chosen = metric_of(row, metric, name) if scored else None
     asked = {column: row[column] for column in COLUMNS[:3]}
     return BenchmarkRow(name, **asked, answers=tuple(answers), max_new_tokens=new, metric=chosen)
-
-
-def by_context(rows: Iterable[BenchmarkRow]) -> dict[str, list[BenchmarkRow]]:
-    """Rows of one context together, in the order of the first ones."""
-    found: dict[str, list[BenchmarkRow]] = {}
-    for row in rows:
-        found.setdefault(row.context, []).append(row)
-    return found
 
 
 def refuse_half_characters(name: str, column: str, text: str) -> None:

@@ -135,7 +135,21 @@ class Comparison:
 
     def _take(self, number: int, tally: Tally, answers: Iterable[Answer], advance: Callable[[str], None]) -> None:
         for answer in answers:
-            self._record(number, answer, tally)
+            question, depth, correct = answer.question, answer.question.depth, answer.question.score(answer.said)
+            tally.add_answer(correct, answer.tokens, answer.fact_held, answer.recalls)
+            policy = {"policy": tally.policy.name, "budget": tally.policy.budget, "spec": str(tally.policy)}
+            place = {**policy, "context": number, "question": question.asked}
+            said = {"expected": question.expected, "answer": answer.said, "tokens": answer.tokens, "correct": correct}
+            said["depth"] = None if depth is None else round(depth, 4)
+            self.folder.add(SAMPLES, {**place, **said, "fact_held": answer.fact_held})
+            for step, recalls in enumerate(answer.recalls):
+                rounded = [layer and [value and round(value, 4) for value in layer] for layer in recalls]
+                attention, token = ([layer and layer[measure] for layer in rounded] for measure in (0, 1))
+                told = {"step": step, "attention_recall": attention, "token_recall": token}
+                self.folder.add(RECALL, {**place, **told})
+            if answer.bins is not None:
+                seen = {"depth": depth, "correct": correct, "fact_held": answer.fact_held, "bins": answer.bins}
+                self.folder.add(GAZE, {**policy, "context": number, **seen})
             advance(str(tally.policy))
 
     def _ask(
@@ -179,23 +193,6 @@ class Comparison:
                 reader.crop()
                 reader.repeat(1)
                 add_run(counter.stats(run.stats()))
-
-    def _record(self, number: int, answer: Answer, tally: Tally) -> None:
-        question, depth = answer.question, answer.question.depth
-        correct = question.score(answer.said)
-        tally.add_answer(correct, answer.tokens, answer.fact_held, answer.recalls)
-        policy = {"policy": tally.policy.name, "budget": tally.policy.budget, "spec": str(tally.policy)}
-        place = {**policy, "context": number, "question": question.asked}
-        said = {"expected": question.expected, "answer": answer.said, "tokens": answer.tokens, "correct": correct}
-        said["depth"] = None if depth is None else round(depth, 4)
-        self.folder.add(SAMPLES, {**place, **said, "fact_held": answer.fact_held})
-        for step, recalls in enumerate(answer.recalls):
-            rounded = [layer and [value and round(value, 4) for value in layer] for layer in recalls]
-            attention, token = ([layer and layer[measure] for layer in rounded] for measure in (0, 1))
-            self.folder.add(RECALL, {**place, "step": step, "attention_recall": attention, "token_recall": token})
-        if answer.bins is not None:
-            seen = {"depth": depth, "correct": correct, "fact_held": answer.fact_held, "bins": answer.bins}
-            self.folder.add(GAZE, {**policy, "context": number, **seen})
 
     def _time(self, reader: Reader, context: Context, advance: Callable[[str], None]) -> None:
         """The timing pass: no observers, the same tokens for all, policies taking turns."""

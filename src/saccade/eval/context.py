@@ -12,9 +12,10 @@ from typing import Any
 import numpy
 
 from ..errors import DocumentError
-from .benchmark import BenchmarkRow, benchmark_row, by_context, framed, is_benchmark, read_rows
+from .benchmark import benchmark_row, framed, is_benchmark, read_rows
 from .document import language_reference, read_document
 from .facts import Fact, is_right, make_facts, question, sentence, sentence_ends
+from .output import grouped
 from .ruler import RULER, ruler_rows
 from .tokens import TokenizedText, encode, token_ends, with_facts
 
@@ -48,19 +49,6 @@ class Question:
     value_span: tuple[int, int] | None = None
     depth: float | None = None
     sentence: bool = False
-
-    @classmethod
-    def of_fact(cls, tokenizer: Any, fact: Fact, value_span: tuple[int, int], depth: float) -> Question:
-        """What asks for a hidden fact."""
-        asked, right = f"What is the code of the {fact.key}?", partial(is_right, fact=fact)
-        tokens = encode(tokenizer, question(fact))
-        return cls(tokens, asked, fact.value, right, ANSWER_TOKENS, value_span, depth, sentence=True)
-
-    @classmethod
-    def of_row(cls, tokenizer: Any, row: BenchmarkRow, between: str) -> Question:
-        """What a benchmark's row asks; `between` stands between the question and what its answer begins with."""
-        tokens = encode(tokenizer, row.question + between + row.answer_prefix)
-        return cls(tokens, row.question, ", ".join(row.answers), row.score, row.max_new_tokens)
 
     def heard(self, tokenizer: Any, said: Sequence[int]) -> tuple[str, bool]:
         """An answer's first tokens as text, and whether they are all: by the last, their number or a sentence's end."""
@@ -131,14 +119,17 @@ def benchmark_contexts(
     if not is_benchmark(found):
         raise DocumentError(f"{found[0][0]} has neither answer_prefix nor max_new_tokens; saccade tune reads those")
     contexts = []
-    for text, rows in by_context(benchmark_row(*one, metric) for one in found[:limit]).items():
+    checked = (benchmark_row(*one, metric) for one in found[:limit])
+    for text, rows in grouped(checked, lambda row: row.context).items():
         begun, after, whole = framed(tokenizer, text)
         tokens = encode(tokenizer, begun) if whole else TokenizedText.of(tokenizer, begun).tokens
-        asked = [Question.of_row(tokenizer, row, after) for row in rows]
-        for row, one in zip(rows, asked, strict=True):
-            needed = len(tokens) + len(one.tokens) + row.max_new_tokens
+        asked = []
+        for row in rows:
+            own = encode(tokenizer, row.question + after + row.answer_prefix)
+            needed = len(tokens) + len(own) + row.max_new_tokens
             if needed > positions:
                 raise DocumentError(f"{row.name}: {needed} tokens with its answer; the model has {positions} positions")
+            asked.append(Question(own, row.question, ", ".join(row.answers), row.score, row.max_new_tokens))
         contexts.append(Context(tokens, tuple(asked)))
     return contexts, len(found)
 
@@ -189,6 +180,7 @@ def _with_facts(
     chosen = [by_depth[(2 * number + 1) * len(by_depth) // (2 * asked)] for number in range(asked)]
     questions = []
     for index in rng.permutation(chosen):
-        depth = (spans[index][0] - hidden.start) / len(hidden.offsets)
-        questions.append(Question.of_fact(tokenizer, facts[index], spans[index], depth))
+        fact, depth = facts[index], (spans[index][0] - hidden.start) / len(hidden.offsets)
+        told = f"What is the code of the {fact.key}?", fact.value, partial(is_right, fact=fact), ANSWER_TOKENS
+        questions.append(Question(encode(tokenizer, question(fact)), *told, spans[index], depth, sentence=True))
     return Context(hidden.tokens, tuple(questions))

@@ -15,7 +15,6 @@ from ..adapters.hf.run import attached
 from ..checkpoints.shape import shape_of
 from ..methods.policy import Policy
 
-Sums = numpy.ndarray[Any, numpy.dtype[numpy.float64]]
 RESAMPLES = 2000
 
 
@@ -76,7 +75,7 @@ class Divergence:
         return min((share for share in self.mean("equal", key=True).values() if share is not None), default=0.0)
 
     @property
-    def sums(self) -> Sums:
+    def sums(self) -> numpy.ndarray[Any, numpy.dtype[numpy.float64]]:
         """Of key tokens, `[texts, 4]`: divergence and number of natural text, then of repeated."""
         return numpy.array([[text[kind][what] for kind in KINDS for what in ("key_kl", "keys")] for text in self.texts])
 

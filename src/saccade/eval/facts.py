@@ -42,7 +42,6 @@ class Fact:
 
 
 def sentence(fact: Fact) -> str:
-    """The sentence that states the fact."""
     return f"The code of the {fact.key} is {fact.value}."
 
 

@@ -1,17 +1,20 @@
-"""Files of experiments, written whole or line by line, and lists of numbers as the command line gives them."""
+"""Files of experiments, written whole or line by line; records in groups, and lists of numbers as users give them."""
 
 import json
 import tempfile
-from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, closing, contextmanager
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 from ..errors import OutputError, SaccadeError
 from ..files import replace_text
 
 SAMPLES, GAZE, RECALL = "samples.jsonl", "gaze.jsonl", "recall.jsonl"
 RESULTS, CONFIGURATION, REPORT = "results.json", "config.json", "report.html"
+
+Item = TypeVar("Item")
+Key = TypeVar("Key", bound=Hashable)
 
 
 @contextmanager
@@ -52,7 +55,7 @@ def read_json(path: Path) -> dict[str, Any]:
     return found
 
 
-class JsonLines:
+class JsonLines(ExitStack):
     """A file that grows by a record a line, each written when `add` returns, so that a broken-off run is readable.
 
     Raises:
@@ -60,17 +63,18 @@ class JsonLines:
     """
 
     def __init__(self, path: Path, mode: Literal["a", "w"]) -> None:
+        super().__init__()
         self.path = path
         with writing(path):
             self._file = path.open(mode, encoding="utf-8")
+        self.callback(self._close)
 
     def add(self, record: dict[str, Any]) -> None:
-        """Append a record."""
         with writing(self.path):
             self._file.write(json.dumps(record, allow_nan=False) + "\n")
             self._file.flush()
 
-    def close(self) -> None:
+    def _close(self) -> None:
         with writing(self.path):  # what a full disk did not take is still in the buffer
             self._file.close()
 
@@ -89,11 +93,19 @@ class ResultsFolder(ExitStack):
                 # A stale result beside new answers would be taken for theirs.
                 (path / name).unlink(missing_ok=True)
         names = (SAMPLES, GAZE, RECALL)
-        self._lines = {name: self.enter_context(closing(JsonLines(path / name, "w"))) for name in names}
+        self._lines = {name: self.enter_context(JsonLines(path / name, "w")) for name in names}
 
     def add(self, name: str, record: dict[str, Any]) -> None:
         """Append to `SAMPLES` (answered questions), `GAZE` (where policies looked) or `RECALL` (of answer tokens)."""
         self._lines[name].add(record)
+
+
+def grouped(items: Iterable[Item], key: Callable[[Item], Key]) -> dict[Key, list[Item]]:
+    """Items by what `key` says of them, in order of appearance."""
+    found: dict[Key, list[Item]] = {}
+    for item in items:
+        found.setdefault(key(item), []).append(item)
+    return found
 
 
 def whole_numbers(option: str, text: str, *, at_least: int) -> tuple[int, ...]:

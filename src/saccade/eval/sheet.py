@@ -34,7 +34,6 @@ class Row:
 
     @property
     def said(self) -> list[int]:
-        """The answer's tokens."""
         return self.tokens[self.asked :]
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any, NoReturn
 
 import torch
@@ -60,7 +60,12 @@ class SaccadeLM(HFLM):
         batch_size: Any = 1,
         **options: Any,
     ) -> None:
-        _refuse_unknown(options)
+        unknown = [name for name in options if name not in PASSED]
+        if unknown:
+            raise SaccadeError(
+                f"model_args: unknown {unknown[0]}={options[unknown[0]]!r}; valid: {', '.join((*OWN, *PASSED))}. A "
+                """policy with commas goes into JSON: '{"pretrained": "DIR", "policy": "tidal:budget=64,reselect=7"}'"""
+            )
         for name, value, example in (("pretrained", pretrained, "DIR_OR_HUB_ID"), ("policy", policy, "SPEC")):
             if not isinstance(value, str) or not value:
                 raise SaccadeError(f"model_args: {name}={value!r} is not valid; give {name}={example}")
@@ -138,15 +143,6 @@ def against_likelihoods(names: Sequence[str]) -> SaccadeError:
         f"{', '.join(names)}: log-likelihoods never decode; every token is read as prompt, with dense attention, so no "
         "policy could change the score; choose tasks whose output_type is generate_until"
     )
-
-
-def _refuse_unknown(options: Mapping[str, Any]) -> None:
-    unknown = [name for name in options if name not in PASSED]
-    if unknown:
-        raise SaccadeError(
-            f"model_args: unknown {unknown[0]}={options[unknown[0]]!r}; valid: {', '.join((*OWN, *PASSED))}. A policy "
-            """with commas goes into JSON: '{"pretrained": "DIR", "policy": "tidal:budget=64,reselect=7"}'"""
-        )
 
 
 def _whole(name: str, value: Any, minimum: int) -> int:

@@ -55,7 +55,6 @@ class CutOptions(Options):
 
     @property
     def cut(self) -> Rule:
-        """The rule."""
         rule = self.framed_rule
         return Framed(rule, *self.frame) if any(self.frame) else rule
 

@@ -7,7 +7,6 @@ decoder, on any machine. `docs/cost.md` says what is counted.
 import math
 from collections import Counter
 from dataclasses import dataclass, replace
-from typing import Any
 
 from ..errors import PolicyError
 from ..selection.costs import Bytes
@@ -42,29 +41,14 @@ class Cost:
     notes: tuple[str, ...] = ()
 
     @property
-    def parts(self) -> dict[str, Bytes]:
-        """What it consists of, by `PARTS`."""
-        return {name: getattr(self, name) for name in PARTS}
-
-    @property
     def total(self) -> float:
-        parts = self.parts.values()
+        parts: list[Bytes] = [getattr(self, name) for name in PARTS]
         return sum(part.read for part in parts) + sum(part.written for part in parts)
 
     @property
     def ceiling_over_dense(self) -> float:
         """The most that this can be faster than dense attention, end to end."""
         return self.dense_total / self.total
-
-    def to_dict(self) -> dict[str, Any]:
-        """Everything as JSON has it."""
-        return {
-            **{name: {"read": part.read, "written": part.written} for name, part in self.parts.items()},
-            "total": self.total,
-            "dense_total": self.dense_total,
-            "ceiling_over_dense": self.ceiling_over_dense,
-            "notes": list(self.notes),
-        }
 
 
 def cost_of(

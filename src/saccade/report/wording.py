@@ -1,10 +1,11 @@
 """How rows are put into words in tables and figures; what was not measured is a dash."""
 
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
-from typing import Any, TypeVar
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+from ..eval.output import grouped as grouped
 
 Row = Mapping[str, Any]
-Key = TypeVar("Key", bound=Hashable)
 
 Columns = Mapping[str, Callable[[Row], str]]
 """Headers, and what stands below them."""
@@ -48,14 +49,6 @@ def with_terms(columns: Columns, rows: Iterable[Row], behind: str) -> Columns:
         return columns
     place = list(columns).index(behind) + 1
     return dict([*list(columns.items())[:place], *TERMS.items(), *list(columns.items())[place:]])
-
-
-def grouped(rows: Iterable[Row], key: Callable[[Row], Key]) -> dict[Key, list[Row]]:
-    """Rows by what `key` says of them, in order of appearance."""
-    found: dict[Key, list[Row]] = {}
-    for row in rows:
-        found.setdefault(key(row), []).append(row)
-    return found
 
 
 def lengths(contexts: Sequence[int]) -> str:
