@@ -80,7 +80,8 @@ def poisoned_memory() -> Iterator[None]:
     """Memory that nobody has written is NaN."""
     import torch
 
-    torch.use_deterministic_algorithms(True, warn_only=True)
+    # Not `use_deterministic_algorithms`, which imports torch's compiler: that takes longer than most files of tests.
+    torch.set_deterministic_debug_mode("warn")
     torch.utils.deterministic.fill_uninitialized_memory = True
     yield
-    torch.use_deterministic_algorithms(False)
+    torch.set_deterministic_debug_mode("default")
