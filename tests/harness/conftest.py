@@ -33,7 +33,7 @@ def ruler(bundled: str) -> dict[str, Any]:
     with few_words(), pytest.MonkeyPatch.context() as patch:
         for place in ("lm_eval.tasks.ruler.prepare_niah.tqdm", "tqdm.tqdm"):  # the first one stays imported
             patch.setattr(place, lambda numbers, **_: numbers[:1])
-        given = {"pretrained": bundled, "max_seq_lengths": [1024]}
+        given = {"pretrained": bundled, "max_seq_lengths": [512]}
         found = lm_eval.tasks.TaskManager(include_path=folder, include_defaults=False, metadata=given).load(list(RULER))
     for task in found["tasks"].values():
         task.config.generation_kwargs["max_gen_toks"] = 24
