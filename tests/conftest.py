@@ -72,7 +72,9 @@ def _one_thread() -> None:
 def _seeded(_one_thread: None) -> None:
     import torch
 
-    torch.manual_seed(0)
+    # Not `torch.manual_seed`, which writes down who has called it for every device that nobody has used yet.
+    for generator in (torch.default_generator, *torch.cuda.default_generators):
+        generator.manual_seed(0)
 
 
 @pytest.fixture
@@ -80,7 +82,8 @@ def poisoned_memory() -> Iterator[None]:
     """Memory that nobody has written is NaN."""
     import torch
 
-    torch.use_deterministic_algorithms(True, warn_only=True)
+    # Not `use_deterministic_algorithms`, which imports torch's compiler: that takes longer than most files of tests.
+    torch.set_deterministic_debug_mode("warn")
     torch.utils.deterministic.fill_uninitialized_memory = True
     yield
-    torch.use_deterministic_algorithms(False)
+    torch.set_deterministic_debug_mode("default")

@@ -130,7 +130,7 @@ def test_a_run_keeps_no_cache_alive(mode: str) -> None:
         assert (bytes_held > 0) == (mode in ("plain", "text"))
 
 
-LENGTH, LAYERS = 1200, 8
+LENGTH, LAYERS = 800, 6
 
 
 class PeakMemory(TorchDispatchMode):

@@ -22,7 +22,7 @@ from .checking import OracleObserver
 from .ways import ENDLESS, VERSION, paired
 
 FULL_LAYERS = (1, 2, 4, 5)
-WINDOW, BUDGET, SINKS, NEW, PROMPT = 8, 9, 4, 8, 30
+WINDOW, BUDGET, SINKS, NEW, PROMPT = 8, 9, 4, 6, 30
 
 
 STOCK = {"gpt_oss": "eager", "mimo_v2_flash": "eager"}
@@ -87,7 +87,9 @@ def known(name: str) -> bool:
 HYBRIDS = [name for name in MODELS if known(name) and name not in REFUSED]
 KINDS = ("gemma3_text", "gemma3n_text", "llama4_text", "qwen3_next")
 """Windows, layers that share, chunks, recurrent states."""
-ATTENTIONS = [(name, kind) for name in HYBRIDS for kind in ("sdpa", "eager") if STOCK.get(name, kind) == kind]
+ATTENTIONS = [(name, STOCK.get(name, "sdpa")) for name in HYBRIDS]
+ATTENTIONS += [(name, "eager") for name in ("gemma2", *KINDS) if name in HYBRIDS and name not in STOCK]
+"""With the other function, whose masks are other numbers, one of each kind; and the cap, which it alone applies."""
 
 
 def hybrid(name: str, **changes: Any) -> PreTrainedModel:

@@ -58,8 +58,8 @@ def test_rewritten_keys_and_values_are_those_of_a_dense_prefill(
     with saccade.sparsify(model, specs(EVERY)[policy]) as run, clean_slots_are_dense(run, exact_twin()) as checked:
         REWRITTEN_WAYS[way](model)
         done = run.stats()
-    # Assistants send several tokens at once, so that a pass comes before there are `EVERY` to run again.
-    least = 1 if way == "assisted" else EVERY
+    # Assistants send several tokens at once, and a turn runs what it finds: so a pass may have fewer to run again.
+    least = 1 if way in ("assisted", "several turns") else EVERY
     assert done.dense_passes >= 1 and done.rectifications >= done.dense_passes * least
     assert max(checked) > 30
 

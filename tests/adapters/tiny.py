@@ -108,7 +108,7 @@ LETTERS = Letters()
 
 def said(model: PreTrainedModel, **inputs: Any) -> list[int]:
     """Greedy tokens behind a prompt of 40."""
-    tokens: list[int] = model.generate(prompt(40), max_new_tokens=8, do_sample=False, **inputs)[0, 40:].tolist()
+    tokens: list[int] = model.generate(prompt(40), max_new_tokens=6, do_sample=False, **inputs)[0, 40:].tolist()
     return tokens
 
 

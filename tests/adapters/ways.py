@@ -17,7 +17,7 @@ from . import tiny
 
 Way = Callable[[PreTrainedModel], torch.Tensor]
 
-NEW = 9
+NEW = 7
 VERSION = tuple(map(int, transformers.__version__.split(".")[:2]))
 ENDLESS: dict[str, Any] = {} if VERSION >= (5,) else {"eos_token_id": -1}
 """Without a token that ends a text stock of transformers 4 looks nothing up; this one is none."""

@@ -10,14 +10,18 @@ from saccade.eval.context import Context, built_in_contexts, document_contexts
 from saccade.eval.document import read_document
 
 
-def built_in(
-    tokenizer: Any, length: int = 1100, limit: int = 26, positions: int = 4096, seed: int = 0
-) -> list[Context]:
+def built_in(tokenizer: Any, length: int = 1100, limit: int = 1, positions: int = 4096, seed: int = 0) -> list[Context]:
     return built_in_contexts(tokenizer, length=length, limit=limit, positions=positions, seed=seed)
 
 
-def test_questions_are_shared_out_by_the_dozen(tokenizer: Any) -> None:
-    assert [len(context.questions) for context in built_in(tokenizer)] == [12, 12, 2]
+@pytest.fixture(scope="module")
+def three(tokenizer: Any) -> list[Context]:
+    """Contexts of 26 questions."""
+    return built_in(tokenizer, limit=26)
+
+
+def test_questions_are_shared_out_by_the_dozen(three: list[Context]) -> None:
+    assert [len(context.questions) for context in three] == [12, 12, 2]
 
 
 @pytest.mark.parametrize("length", [1024, 1100, 8192])
@@ -26,8 +30,8 @@ def test_contexts_have_the_length_asked_for(tokenizer: Any, length: int) -> None
         assert length <= len(context.tokens) <= length + 8
 
 
-def test_facts_lie_where_the_questions_say(tokenizer: Any) -> None:
-    for context in built_in(tokenizer):
+def test_facts_lie_where_the_questions_say(tokenizer: Any, three: list[Context]) -> None:
+    for context in three:
         text = tokenizer.decode(context.tokens)
         for question in context.questions:
             first, stop = question.value_span
@@ -37,7 +41,7 @@ def test_facts_lie_where_the_questions_say(tokenizer: Any) -> None:
 
 
 def test_questions_cover_all_depths_in_mixed_order(tokenizer: Any) -> None:
-    depths = [question.depth for question in built_in(tokenizer, 2000)[0].questions]
+    depths = [question.depth for question in built_in(tokenizer, 2000, limit=12)[0].questions]
     assert min(depths) < 0.15
     assert max(depths) > 0.85
     assert depths != sorted(depths)

@@ -18,8 +18,8 @@ from saccade.eval.comparison import Comparison
 from saccade.eval.context import Context, Question, built_in_contexts
 from saccade.eval.gaze import BINS
 
-POLICIES = ["tidal:reselect=2,budget=16", "less_is_more:reselect=2,budget=16", "quest:page=4,budget=16"]
-POLICIES += ["streaming:budget=32", "lychee_cluster:budget=64", "resa:page=8,min_pages=2,rectify=4"]
+POLICIES = ["less_is_more:reselect=2,budget=16", "quest:page=4,budget=16", "streaming:budget=32"]
+POLICIES += ["lychee_cluster:budget=64", "resa:page=8,min_pages=2,rectify=4"]
 SHARED = 2
 
 
@@ -199,7 +199,7 @@ def test_questions_together_are_what_each_is_alone(
     assert notes == [short] * (rows < 5)
 
 
-KINDS = [("gemma3_text", "quest:page=4,budget=8,dense_layers=1,rectify=3"), ("gemma3_text", "exact_topk:budget=9")]
+KINDS = [("gemma3_text", "quest:page=4,budget=8,dense_layers=1,rectify=3")]
 KINDS += [("qwen3_next", "exact_topk:budget=9")] if "qwen3_next" in HYBRIDS else []
 
 

@@ -3,7 +3,6 @@
 import os
 from collections.abc import Callable
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -12,6 +11,7 @@ os.environ["HF_DATASETS_OFFLINE"] = "1"
 os.environ["TOKENIZERS_PARALLELISM"] = "false"  # as the harness's command line has it
 
 from saccade.checkpoints.bundled import model_path
+from wording import few_words
 
 RULER = ("niah_multikey_2", "ruler_fwe")
 """Two of those whose texts are made of words and numbers, of which the example asks all."""
@@ -28,15 +28,12 @@ def bundled() -> str:
 def ruler(bundled: str) -> dict[str, Any]:
     """The tasks, loaded: of 500 texts the first, which tests ask, from fewer words; short answers."""
     import lm_eval.tasks
-    import wonderwords
 
-    words = {name: some[:100] for name, some in wonderwords.RandomWord()._categories.items()}
     folder = Path(lm_eval.tasks.__file__).parent / "ruler"
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("wonderwords.RandomWord", lambda: SimpleNamespace(_categories=words))
+    with few_words(), pytest.MonkeyPatch.context() as patch:
         for place in ("lm_eval.tasks.ruler.prepare_niah.tqdm", "tqdm.tqdm"):  # the first one stays imported
             patch.setattr(place, lambda numbers, **_: numbers[:1])
-        given = {"pretrained": bundled, "max_seq_lengths": [1024]}
+        given = {"pretrained": bundled, "max_seq_lengths": [512]}
         found = lm_eval.tasks.TaskManager(include_path=folder, include_defaults=False, metadata=given).load(list(RULER))
     for task in found["tasks"].values():
         task.config.generation_kwargs["max_gen_toks"] = 24

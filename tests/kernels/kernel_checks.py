@@ -47,7 +47,7 @@ DEVICES = [90, *(pytest.param(one, marks=walk) for one in (80, 100, 120))]
 
 
 class Run(NamedTuple):
-    """An implementation, and of the C library the most floats of a vector; a narrower machine repeats its widest."""
+    """An implementation, and of the C library the most floats of a vector."""
 
     implementation: Implementation
     lanes: int = 0
@@ -74,8 +74,15 @@ class Run(NamedTuple):
         return cases(value_dims=(None, None, 1, 24))
 
 
-# 32: instructions that multiply bfloat16, where the machine has them.
-WIDTHS = (4, 8, 16, 32) if built else ()
+def widths() -> tuple[int, ...]:
+    """Those of 4, 8 and 16 floats, and 32 for products of bfloat16, for which this machine has code of its own."""
+    library = native.library()
+    if library is None:
+        return ()
+    return tuple(sorted({library.saccade_level(native.MOST_DIM, most): most for most in (32, 16, 8, 4)}.values()))
+
+
+WIDTHS = widths()
 _runs = (Run("triton"),) if INTERPRETED else (Run("reference"), *(Run("native", lanes) for lanes in WIDTHS))
 every_index_run = pytest.mark.parametrize("run", _runs, ids=str)
 every_attention_run = pytest.mark.parametrize("run", _runs if INTERPRETED else (*_runs, Run("cpu")), ids=str)

@@ -105,7 +105,7 @@ def test_steps_in_sequence_match_the_oracle(case: str) -> None:
     mass = "pooling=mass" in case
 
     @given(situation=situations())
-    @settings(max_examples=6, deadline=None)
+    @settings(max_examples=4, deadline=None)
     def run(situation: dict) -> None:
         # Sums of exponentials of equal keys tie nearly, where other scores tie exactly: beside them stand unequal keys.
         for one in (situation, {**situation, "content": "spread"}) if mass else (situation,):
@@ -115,7 +115,7 @@ def test_steps_in_sequence_match_the_oracle(case: str) -> None:
             trials.append(trial)
 
     run()
-    # Of 18 steps two are near ties by chance now and then; what counts is that most were compared.
+    # Of 12 steps one is a near tie now and then; what counts is that most were compared.
     judged = [trial for trial in trials if trial.situation["content"] == "spread" or not mass]
     assert sum(trial.near_ties for trial in judged) < 0.5 * sum(trial.steps for trial in judged)
 

@@ -115,7 +115,7 @@ def test_layers_are_drawn(results: dict[str, Any]) -> None:
     assert sum(line[-1:] == ["chosen"] for line in cells(layer_table(results))) == len(results["budgets"])
 
 
-@pytest.mark.parametrize(("layers", "named"), [(80, 81), (400, 101)])
+@pytest.mark.parametrize(("layers", "named"), [(80, 81), (200, 101)])
 def test_names_of_layers_have_room(layers: int, named: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Every layer of a large model has its name; of one that is too large some have, and the chosen one always."""
     figures = kept_figures(layer_module, monkeypatch)

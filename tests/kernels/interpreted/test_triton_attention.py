@@ -158,7 +158,8 @@ def test_the_last_program_joins_the_parts(
     apart = sparse_decode(case.q, case.kv, selection, softmax, implementation="triton")
     for _ in range(2):
         out = sparse_decode(case.q, case.kv, selection, softmax, workspace=workspace, implementation="triton")
-        torch.testing.assert_close(out, apart)
+        # As `assert_close` has it, which imports all of sympy first.
+        assert torch.allclose(out, apart, rtol=1.3e-6, atol=1e-5)
         assert not workspace.turns.any()
     if not sinks:
         expect_attention(out, case, tokens)
