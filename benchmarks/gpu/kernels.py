@@ -262,7 +262,7 @@ def selection(cell: Cell, budgets: tuple[int, ...]) -> Iterator[Variant]:
 
     def score(i: int) -> Call:
         q, (low, high) = cell.query(i), bounds[i % len(bounds)]
-        return lambda: page_scores(q, low, high, cell.rows.seq_lens, page=PAGE, pooling="max")
+        return lambda: page_scores(q, low, high, cell.rows.seq_lens, page=PAGE, pooling="max")[0]
 
     facts = {
         "operation": "page_scores",
