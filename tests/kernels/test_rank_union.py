@@ -45,4 +45,5 @@ def test_arguments_that_do_not_fit_are_named() -> None:
     ids, counts = int32([[[0] * 3] * 2]), int32([[1, 1]])
     refused("fit", rank_union, ids, counts[0], 2, universe=9)
     refused("int32", rank_union, ids.long(), counts, 2, universe=9)
+    refused("int32", rank_union, ids, counts.long(), 2, universe=9)
     refused("limit", rank_union, ids, counts, 0, universe=9)

@@ -125,5 +125,6 @@ def test_arguments_that_do_not_fit_are_named() -> None:
     refused("lengths", topk, scores, lengths[:1], 2)
     refused("k must", topk, scores, lengths, 0)
     refused("order", topk, scores, lengths, 2, order="best")
+    refused("tiles", topk_and_last, scores, lengths, 2, 1, tiles=torch.zeros(2, 1, 2))
     refused("k and last", topk_and_last, scores, lengths, 2, -1)
     refused("unit at least 1", topk_and_last, scores, lengths, 2, 1, unit=0)

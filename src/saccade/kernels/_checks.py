@@ -8,6 +8,9 @@ from torch import Tensor
 from saccade.errors import KernelError
 from saccade.types import KVView, Pooling, Selection, Softmax
 
+NEIGHBOURS = 32
+"""Scores of a row whose best is kept with them, where it is."""
+
 
 def check_query(operation: str, q: Tensor, kv: KVView) -> None:
     """Raise KernelError unless `q [B, Hq, d]` matches the cache's rows, heads and head dim."""

@@ -28,7 +28,7 @@ from quantised import (
     test_bounds_are_numbers_of_the_cache,  # noqa: F401
 )
 
-from saccade.kernels._triton.row import NEIGHBOURS
+from saccade.kernels._checks import NEIGHBOURS
 from saccade.kernels.page_bounds import triton as kernels
 from saccade.types import Pooling
 from walking import walk

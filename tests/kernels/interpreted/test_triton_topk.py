@@ -24,6 +24,7 @@ from saccade.kernels._triton import alone as alone_kernels
 from saccade.kernels._triton import ranking
 from saccade.kernels._triton.alone import Alone
 from saccade.kernels._triton.row import vector_of
+from saccade.kernels.topk import api
 from saccade.kernels.topk import triton as kernels
 from saccade.kernels.topk.api import Order, topk
 from walking import in_turn
@@ -78,7 +79,8 @@ def test_rows_whose_tiles_are_known(style: str, share: Share | None, monkeypatch
     """Nobody looks at the best of a row's last neighbours, nor behind them; equal scores are more than are listed."""
     for name, value in {"DIRECT": 512, "FEWEST_BLOCKS": 512, "TILED_PART": 128, "ALONE": Alone(most=0)}.items():
         monkeypatch.setattr(kernels, name, value)
-    monkeypatch.setattr(kernels, "NEIGHBOURS", 4)
+    for module in (kernels, api):
+        monkeypatch.setattr(module, "NEIGHBOURS", 4)
     monkeypatch.setattr(kernels, "_maxima", None)
     scores = make_scores(style, (3, 1, 1537), 3)
     tiles = torch.nn.functional.pad(scores, (0, 3), value=-math.inf).unflatten(2, (385, 4)).amax(3)
@@ -161,7 +163,7 @@ KINDS |= dict.fromkeys("lengths sizes positions marks starts found shifts floors
 KERNELS = {
     "_maxima": (4, {"BOUNDED": True, "HELD": 8192, "VECTOR": 4, "DEPTH": 16, "COLUMNS": 256}),
     "_floors": (8, {"BOUNDED": True, "HELD": 4096, "LINE": 32, "TILE": 2048}),
-    "_collect": (1, {"BOUNDED": True, "HELD": 8192, "VECTOR": 4, "LINE": 32, "TILE": 512, "TILES": 0, "NEAR": 1}),
+    "_collect": (1, {"BOUNDED": True, "HELD": 8192, "VECTOR": 4, "TILE": 512, "TILES": 0, "NEAR": 1}),
     "_select": (
         16,
         {"BOUNDED": True, "VECTOR": 4, "NARROWED": True, "TILED": False, "RANKED": True}
@@ -191,7 +193,7 @@ DIVISIBLE = {"batch_stride", "group_stride", "kept", "blocks", "capacity", "run"
         pytest.param("_maxima", 4, {"DEPTH": 4, "COLUMNS": 1024}, id="crowd"),
         pytest.param("_select", 8, {"HELD": 4096, "TILE": 2048}, id="half"),
         pytest.param("_select", 8, {"HELD": 4096, "TILE": 2048, "TILED": True, "PART": 2048, "SPLITS": 32}, id="tiled"),
-        pytest.param("_collect", 4, {"HELD": 4096, "LINE": 2032, "TILE": 2048, "TILES": 2048, "NEAR": 32}, id="tiles"),
+        pytest.param("_collect", 4, {"HELD": 4096, "TILE": 2048, "TILES": 2048, "NEAR": 32}, id="tiles"),
         pytest.param("_search", 8, {"BLOCKS": 4096, "DEPTH": 1}, id="many"),
     ],
 )

@@ -65,7 +65,7 @@ def search(
     _search[(rows,)](
         *row, *want, found, entries, ids, counts,
         BOUNDED=bounded, VECTOR=vector_of(scores), RANKED=ranked, BLOCKS=blocks, HALVINGS=HALVINGS,
-        DEPTH=depth, READ=alone.read, num_warps=alone.warps, **early(scores.device, rows),
+        DEPTH=depth, READ=alone.read, num_warps=alone.warps, **early(scores.device, *scores.shape[:2]),
     )  # fmt: skip
 
 

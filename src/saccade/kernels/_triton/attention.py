@@ -82,7 +82,7 @@ def attend(
             WIDE=widened(q, kv.k, kv.v), DIRECT=direct, CAPPED=softmax.cap is not None,
             JOINED=1 if turns is None else triton.next_power_of_2(most),
             BLOCK=work.tuning.block, STAGES=work.tuning.stages,
-            num_warps=work.tuning.warps, maxnreg=registers, **early(q.device, batch * kv.kv_heads),
+            num_warps=work.tuning.warps, maxnreg=registers, **early(q.device, batch, kv.kv_heads),
         )  # fmt: skip
         if not direct and turns is None:
             combine(parts, sums, softmax.sinks, out, group, as_bits(flags), (work.dense_splits, work.sparse_splits))

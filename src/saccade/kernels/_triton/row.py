@@ -6,9 +6,6 @@ from torch import Tensor
 
 from saccade.kernels._triton.ranking import entry_of
 
-NEIGHBOURS = 32
-"""Scores of a row whose best is kept with them, where it is."""
-
 
 def vector_of(scores: Tensor) -> int:
     """How many neighbours may be read if one is wanted: 16 bytes where rows are whole numbers of them, or padded to."""

@@ -117,7 +117,7 @@ def page_scores(
         pages: pages of each row to score; None: all that there is room for, n · P or (without a table) P.
         k_scale: positive factors `[Hkv]`, or one for all heads, of a quantised cache: scores are those of k · k_scale.
         filling: the cache of these rows, where `update_page_bounds` has not followed their latest tokens yet: pages
-            that these fill are bounded meanwhile, as with `filled`. Whether their own scores show it is not said.
+            that these fill are bounded meanwhile, as with `filled`; scores of these are undefined too.
         implementation: "native" needs the library that the install builds where there is a C compiler, float32 or
             bfloat16 bounds on CPU whose last stride is 1, a head dim that is a multiple of 16 up to 256 and at most 32
             query heads per KV head, and no k_scale. "triton" needs what it needs for the update. "auto" takes the first
@@ -145,6 +145,8 @@ def page_scores(
         raise KernelError(f"page_scores: {pages} pages are wanted, there is room for {room}")
     if seq_lens.shape != q.shape[:1] or page < 1 or pooling is None:
         raise KernelError("page_scores: seq_lens must be [B], page at least 1 and pooling max, mean or each")
+    if filling is not None and (filling.k.dtype, filling.kv_heads) != (lower.dtype, lower.shape[1]):
+        raise KernelError(f"page_scores: filling must be the {lower.dtype} cache of these rows, got {filling.k.dtype}")
     if k_scale is not None and k_scale.shape not in ((), (1,), (lower.shape[1],)):
         raise KernelError(f"page_scores: k_scale must be [{lower.shape[1]}], got {list(k_scale.shape)}")
     stored = Stored(lower, upper, table)
@@ -159,7 +161,7 @@ def page_scores(
     if chosen == "triton":
         from saccade.kernels.page_bounds import triton
 
-        return triton.page_scores(q, stored, seq_lens, page, pooling, pages, k_scale, filling)
+        return triton.page_scores(q, stored, seq_lens, page, pooling, pages, k_scale, filling and filling.in_rows())
     if filling is not None:
         latest: dict[str, Any] = {"page": page, "start": seq_lens - 1, "count": 1, "table": table, "filled": True}
         update_page_bounds(lower, upper, filling, **latest, implementation=implementation)

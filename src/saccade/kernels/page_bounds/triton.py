@@ -7,14 +7,16 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from saccade.kernels._checks import NEIGHBOURS
 from saccade.kernels._stored_bounds import Stored
-from saccade.kernels._triton.early import await_previous, early
+from saccade.kernels._triton.early import RECENT, await_previous, early
 from saccade.kernels._triton.plan import padded, processors
-from saccade.kernels._triton.row import NEIGHBOURS
 from saccade.types import KVView, Pooling
 
 _HALVES = (torch.bfloat16, torch.float16)
 
+LEAST = 8 if RECENT else 16
+"""Columns of a product, at least, by Triton."""
 RESIDENT = 8
 """Scoring programs that a multiprocessor runs at once, about."""
 WAVES = 4
@@ -310,8 +312,8 @@ def page_scores(
             *q.stride(), *lower.stride(), *upper.stride(), *k.stride(), slots.stride(0), kv_page,
             places.stride(0), scale.stride(0), kv_heads, lower.shape[2], page, pages, scores.stride(1), parts,
             TABLED=table is not None, SCALED=k_scale is not None, POOLING=pooling, DOT=cut.dot, GROUP=group,
-            HEAD_DIM=head_dim, MEMBERS=max(triton.next_power_of_2(group), 8), DIMS=dims, PAGES=cut.pages, NEAR=near,
+            HEAD_DIM=head_dim, MEMBERS=max(triton.next_power_of_2(group), LEAST), DIMS=dims, PAGES=cut.pages, NEAR=near,
             FILLED=0 if filling is None else page, TOKENS=tokens_at_once(page, dims),
-            num_warps=cut.warps, num_stages=cut.stages, **early(q.device, batch * kv_heads),
+            num_warps=cut.warps, num_stages=cut.stages, **early(q.device, batch, kv_heads),
         )  # fmt: skip
     return scores[:, :, :pages], tiles

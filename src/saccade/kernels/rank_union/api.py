@@ -61,7 +61,7 @@ def framed_rank_union(
             f"framed_rank_union: lengths must be [{ids.shape[0]}] on {ids.device}, sinks and window at least 0, "
             f"got {list(lengths.shape)} on {lengths.device}, {sinks} and {window}"
         )
-    check_integers("framed_rank_union", ids=ids)
+    check_integers("framed_rank_union", ids=ids, counts=counts)
     if ids.dim() != 3 or counts.shape != ids.shape[:2]:
         raise KernelError(
             f"framed_rank_union: ids [B, Hq, M] and counts [B, Hq] do not fit: {list(ids.shape)}, {list(counts.shape)}"

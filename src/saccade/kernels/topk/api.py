@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from saccade.errors import KernelError
-from saccade.kernels._checks import check_integers
+from saccade.kernels._checks import NEIGHBOURS, check_integers
 from saccade.kernels._dispatch import Implementation, choose
 from saccade.kernels._native import library
 from saccade.kernels._share import Share
@@ -87,8 +87,8 @@ def topk_and_last(
         unit: tokens of an entry; the last one of a row may have fewer.
         share: how many of its entries a row's sets have at most, the last ones counted but never left out. None: no
             other bound than `k + last`.
-        tiles: float32 `[B, G, ⌈N / 32⌉]`, at most the best of 32 neighbours each and reached by one of them: launches
-            less on CUDA. Those that a row's last entries share are not looked at.
+        tiles: float32 `[B, G, ⌈N / NEIGHBOURS⌉]`, contiguous, at most the best of so many neighbours and reached by one
+            of them: launches less on CUDA. Those that a row's last entries share are not looked at.
         implementation: as in `topk`.
 
     Returns:
@@ -100,6 +100,9 @@ def topk_and_last(
     if k < 0 or last < 0 or unit < 1:
         raise KernelError(f"topk_and_last: k and last must be at least 0, unit at least 1, got {k}, {last} and {unit}")
     chosen = _chosen("topk_and_last", scores, lengths, implementation)
+    shape = (*scores.shape[:2], -(-scores.shape[2] // NEIGHBOURS))
+    if tiles is not None and (tiles.shape != shape or not tiles.is_contiguous()):
+        raise KernelError(f"topk_and_last: tiles {list(tiles.shape)} are not those of scores {list(scores.shape)}")
     if chosen == "triton":
         from saccade.kernels.topk import triton
 

@@ -4,7 +4,7 @@ Short rows take one launch, in which one program per row searches the cut. Of lo
 out first: with a row dealt into at least k blocks, the k-th best of the blocks' maxima is reached by at least k scores,
 so that no score below it belongs to the best k. Usually little more than k remain; when too many do, as among equal
 scores, the row itself is searched. Where few are wanted, as of pages, the row's program does that too; else three
-launches of many programs do it before. The way taken changes nothing.
+launches of many programs do it before, or one where the best of neighbours is known. The way taken changes nothing.
 """
 
 import torch
@@ -12,12 +12,13 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from saccade.kernels._checks import NEIGHBOURS
 from saccade.kernels._share import Share
 from saccade.kernels._triton.alone import ALONE, HALVINGS, Alone, search
 from saccade.kernels._triton.cut import HIGHEST, LOWEST, cut, cut_held, keys_of, load_keys
 from saccade.kernels._triton.early import await_previous, early
 from saccade.kernels._triton.ranking import rank
-from saccade.kernels._triton.row import NEIGHBOURS, put_chosen, put_last, row_of, vector_of, wanted_of
+from saccade.kernels._triton.row import put_chosen, put_last, row_of, vector_of, wanted_of
 
 DIRECT = 8192
 """Rows up to this width are searched without narrowing them first: three more launches cost more."""
@@ -75,7 +76,7 @@ def topk(
         blocks = max(FEWEST_BLOCKS, triton.next_power_of_2(2 * kept))
         narrowed = kept > 0 and width > DIRECT and width >= 2 * blocks
         held = _held(blocks if narrowed else triton.next_power_of_2(width))
-        few = narrowed and NEIGHBOURS * (kept + 1) <= held
+        few = narrowed and rows <= CROWD and NEIGHBOURS * (kept + 1) <= held
         near = tiles if few and tiles is not None and tiles.shape[2] <= HELD else None
         part, capacity = PART, 2 * blocks
         if near is not None:
@@ -89,7 +90,7 @@ def topk(
             BOUNDED=bounded, VECTOR=vector_of(scores), NARROWED=narrowed, TILED=near is not None, RANKED=ranked,
             PART=part, SPLITS=triton.next_power_of_2(splits) if narrowed else 1, HELD=held,
             HALVINGS=HALVINGS if held else -1, LINE=LINE, TILE=TILE * warps, num_warps=warps,
-            **early(scores.device, rows),
+            **early(scores.device, batch, groups),
         )  # fmt: skip
     if ranked:
         rank(entries, counts, ids)
@@ -141,10 +142,10 @@ def _narrow(
     else:
         floors, sizes = near, starts
     _collect[(rows, triton.cdiv(splits, max(triton.cdiv(splits * rows, COLLECTORS), 1)))](
-        *row, *want, floors, sizes, best, positions, marks, capacity, starts, found, splits,
-        BOUNDED=bounded, HELD=held, VECTOR=vector, LINE=floors.shape[-1], TILE=part,
+        *row, *want, floors, sizes, best, positions, marks, capacity, starts, found, splits, floors.shape[-1],
+        BOUNDED=bounded, HELD=held, VECTOR=vector, TILE=part,
         TILES=0 if near is None else triton.next_power_of_2(near.shape[2]), NEAR=NEIGHBOURS,
-        num_warps=1 if near is None else 4, **early(device, rows),
+        num_warps=1 if near is None else 4, **early(device, *row[0].shape[:2]),
     )  # fmt: skip
     return sizes, best, positions, marks, starts, found, shifts
 
@@ -189,13 +190,13 @@ def _floors(
         tl.store(sizes + row * LINE, 0)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["line"])
 def _collect(
     scores: tl.tensor, batch_stride: tl.tensor, group_stride: tl.tensor, groups: tl.tensor, lengths: tl.tensor,
     kept: tl.tensor, last: tl.tensor, reserved: tl.tensor, unit: tl.tensor, numerator: tl.tensor,
     denominator: tl.tensor, minimum: tl.tensor, floors: tl.tensor, sizes: tl.tensor, best: tl.tensor,
     positions: tl.tensor, marks: tl.tensor, capacity: tl.tensor, starts: tl.tensor, found: tl.tensor, splits: tl.tensor,
-    BOUNDED: tl.constexpr, HELD: tl.constexpr, VECTOR: tl.constexpr, LINE: tl.constexpr, TILE: tl.constexpr,
+    line: tl.tensor, BOUNDED: tl.constexpr, HELD: tl.constexpr, VECTOR: tl.constexpr, TILE: tl.constexpr,
     TILES: tl.constexpr, NEAR: tl.constexpr, EARLY: tl.constexpr,
 ) -> None:  # fmt: skip
     """Append what reaches the floor; parts of a row come in any order, and note where theirs are.
@@ -209,10 +210,10 @@ def _collect(
     if others > HELD:
         if TILES:
             whole = others // NEAR
-            near = load_keys(floors + row * LINE, tl.arange(0, TILES), whole, True, 1)
+            near = load_keys(floors + row * line, tl.arange(0, TILES), whole, True, 1)
             floor, _, _ = cut_held(near, whole, count, count + count // 16, TILES)
         else:
-            floor = tl.load(floors + row * LINE)
+            floor = tl.load(floors + row * line)
         floor = tl.where(floor < 0, floor ^ HIGHEST, floor).to(tl.float32, bitcast=True)
         for split in range(tl.program_id(1), tl.cdiv(others, TILE), tl.num_programs(1)):
             position = split * TILE + tl.arange(0, TILE)
@@ -220,7 +221,7 @@ def _collect(
             taken = (position < others) & (score >= floor)
             behind = tl.cumsum(taken.to(tl.int32), 0)
             number = tl.sum(taken.to(tl.int32), 0)
-            start = split * TILE if TILES else tl.atomic_add(sizes + row * LINE, number, sem="relaxed")
+            start = split * TILE if TILES else tl.atomic_add(sizes + row * line, number, sem="relaxed")
             place = start + behind - 1
             fits = taken & (place < capacity)
             tl.store(best + row * capacity + place, score, mask=fits)
