@@ -44,19 +44,19 @@ class Heard:
 PENALTIES = {"repetition_penalty": 1.3, "presence_penalty": 0.5, "frequency_penalty": 0.2}
 LOADS: dict[str, dict[str, Ask]] = {
     "whole": {
-        "first": Ask(0, 200, 48),
-        "short": Ask(3000, 40, 30),
+        "first": Ask(0, 200, 36),
+        "short": Ask(3000, 40, 20),
         "one": Ask(3100, 90, 1),
-        "late": Ask(4000, 260, 16, when=8),
-        "likely": Ask(5000, 70, 10, when=10, settings={"logprobs": 3, "prompt_logprobs": 1}),
-        "penal": Ask(5200, 60, 16, when=12, settings=PENALTIES),
-        "gone": Ask(5400, 60, 30, when=16, aborted=6),
-        "words": Ask(5600, 70, 16, when=18, settings={"bad_words": ["the", "of"], "min_tokens": 10}),
-        "same": Ask(0, 200, 10, when=24),
-        "sibling": Ask(0, 170, 12, when=28),
-        "turn": Ask(6000, 20, 12, when="first", turn=True),
-        "edge": Ask(7000, 494, 200, when=32),
-        "ended": Ask(8000, 150, 200, when=36, settings={"ignore_eos": False, "stop": ["."]}),
+        "late": Ask(4000, 260, 12, when=6),
+        "likely": Ask(5000, 70, 8, when=8, settings={"logprobs": 3, "prompt_logprobs": 1}),
+        "penal": Ask(5200, 60, 12, when=9, settings=PENALTIES),
+        "gone": Ask(5400, 60, 30, when=12, aborted=6),
+        "words": Ask(5600, 70, 12, when=14, settings={"bad_words": ["the", "of"], "min_tokens": 10}),
+        "same": Ask(0, 200, 8, when=18),
+        "sibling": Ask(0, 170, 8, when=21),
+        "turn": Ask(6000, 20, 8, when="first", turn=True),
+        "edge": Ask(7000, 500, 200, when=24),
+        "ended": Ask(8000, 150, 200, when=27, settings={"ignore_eos": False, "stop": ["."]}),
     },
     "small": {
         "first": Ask(9000, 200, 16),
@@ -109,8 +109,8 @@ def hear(engine: LLM, name: str) -> dict[str, Heard]:
 
 def turns(engine: LLM) -> dict[str, Heard]:
     """A prompt, the same again, and one behind its answer, none in the prefix cache: what is found is elsewhere."""
-    heard, prompt, scheduler = dict[str, Heard](), tokens_of_text()[12000:12170], core(engine).scheduler
-    settings = SamplingParams(temperature=0, ignore_eos=True, max_tokens=24, logprobs=0)
+    heard, prompt, scheduler = dict[str, Heard](), tokens_of_text()[12000:12184], core(engine).scheduler
+    settings = SamplingParams(temperature=0, ignore_eos=True, max_tokens=10, logprobs=0)
     for name in ("first", "same", "turn"):
         given = TokensPrompt(prompt_token_ids=prompt, cache_salt="turns")
         (output,) = engine.generate([given], settings, use_tqdm=False)

@@ -3,6 +3,7 @@
 Its argument is JSON, a list of what `Asked` holds; it prints what each was answered and what its steps were.
 """
 
+import gc
 import json
 import sys
 from collections.abc import Callable, Iterator
@@ -15,7 +16,6 @@ from unittest.mock import patch
 import runner_v2
 
 # isort: split
-import torch
 from engines import Engines, core, prompts, runner
 from loads import Heard, hear, turns
 from planted import chosen_as_planted
@@ -38,7 +38,7 @@ class Asked:
     """An engine, and which loads it is asked.
 
     Attributes:
-        policy: without `rectify`; None: vLLM as it comes.
+        policy: without `rectify`.
         drafts: k.
         loads: names of loads, with what disturbs them behind a colon: `whole`, `small:random`.
         settings: of the engine.
@@ -47,7 +47,7 @@ class Asked:
         sampled: vLLM's `draft_sample_method`.
     """
 
-    policy: str | None
+    policy: str
     drafts: int = 4
     loads: tuple[str, ...] = ("whole",)
     settings: dict[str, Any] = field(default_factory=dict)
@@ -146,13 +146,12 @@ def watched(engine: LLM, asked: Asked, steps: Steps) -> Iterator[None]:
         watch(scheduler, "schedule", scheduled)
         watch(scheduler, "update_from_output", done)
         watch(scheduler, "_preempt_request", count("preempted"))
-        if asked.policy is not None:
-            watch(dense_step, "prepare", count("dense"))
-            watch(SparseRows, "choose", chosen)
-            watch(worker.speculator, "propose", proposed)
-            watch(DraftLength, "stood", learned)
-            if serving_of(worker.vllm_config).plan.owns_index:
-                stack.enter_context(chosen_as_planted(worker, asked.drafts, count("planted")))
+        watch(dense_step, "prepare", count("dense"))
+        watch(SparseRows, "choose", chosen)
+        watch(worker.speculator, "propose", proposed)
+        watch(DraftLength, "stood", learned)
+        if serving_of(worker.vllm_config).plan.owns_index:
+            stack.enter_context(chosen_as_planted(worker, asked.drafts, count("planted")))
         if asked.lengths:
             told = cycle(asked.lengths)
             stack.enter_context(patch.object(DraftLength, "next", lambda *_: next(told)))
@@ -163,8 +162,6 @@ def watched(engine: LLM, asked: Asked, steps: Steps) -> Iterator[None]:
 
 def figures(asked: Asked) -> tuple[float, ...]:
     """Drafted and accepted tokens on `/metrics`."""
-    if asked.policy is None:
-        return 0, 0
     policy = str(Policy.from_spec(asked.spec))
     places = [str(place) for place in range(asked.drafts)]
     counts = [[metric(name, policy, place)._value.get() for place in places] for name in VERIFIED]
@@ -174,15 +171,11 @@ def figures(asked: Asked) -> tuple[float, ...]:
 @contextmanager
 def disturbed(how: str, engine: LLM) -> Iterator[None]:
     """Propose something else than what was drafted, or spoil what drafts have written, as nobody may notice."""
-    stock, generator = SelfSpeculator.propose, torch.Generator().manual_seed(0)
+    stock = SelfSpeculator.propose
 
     def propose(speculator: Any, batch: Any, *given: Any, **more: Any) -> Any:
         drafts = stock(speculator, batch, *given, **more).clone()
-        if how == "random":
-            drafts.random_(0, runner(engine).vocab_size, generator=generator)
-        elif how == "constant":
-            drafts.fill_(7)
-        elif how == "foreign":
+        if how == "foreign":
             drafts = drafts.roll(1, dims=0)
         else:
             spoil(engine, batch, drafts.shape[1])
@@ -219,8 +212,6 @@ def everything_covered() -> Iterator[None]:
 def started(engines: Engines, asked: Asked) -> LLM:
     settings: dict[str, Any] = {"max_num_batched_tokens": 128, "enable_prefix_caching": True, "max_num_seqs": 6}
     settings |= {"max_model_len": 512, "async_scheduling": False, **asked.settings}
-    if asked.policy is None:
-        return engines.stock(**settings)
     settings |= {"scheduler_cls": ADAPTIVE} if asked.lengths else {}
     told = speculation(str(model_path()), asked.drafts, fixed=not asked.lengths)
     settings["speculative_config"] = {**told, "draft_sample_method": asked.sampled}
@@ -282,6 +273,7 @@ def drawn(engine: LLM, asked: Asked, count: int) -> dict[str, Any]:
 
 def main(given: list[dict[str, Any]]) -> list[dict[str, Any]]:
     engines, found = Engines(), []
+    gc.freeze()  # each end of an engine looks for garbage among all that is not
     for asked in (Asked(**one) for one in given):
         with runner_v2.scheduled_ahead() if asked.ahead else ExitStack():
             engine = started(engines, asked)

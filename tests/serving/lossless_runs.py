@@ -24,7 +24,7 @@ SETTINGS: dict[str, Any] = {
 }
 TIDAL: dict[str, Any] = {
     "policy": "tidal:budget=112,reselect=7",
-    "loads": ["whole", "small:random", "small:constant", "small:foreign", "small:covered"],
+    "loads": ["whole", "small:foreign", "small:covered"],
 }
 AHEAD: dict[str, Any] = {"policy": "less_is_more:budget=48,reselect=7", "loads": ["whole"], "ahead": True}
 FEW: dict[str, Any] = {

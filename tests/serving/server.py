@@ -85,8 +85,8 @@ def free_port() -> int:
 
 
 @contextmanager
-def running(folder: Path, *arguments: str, program: Sequence[str] = OURS) -> Iterator[Running]:
-    """`saccade serve`, or another server, with these arguments until the end of the block."""
+def running(folder: Path, *arguments: str, program: Sequence[str] = OURS, **told: str) -> Iterator[Running]:
+    """`saccade serve`, or another server, with these arguments, and `told` in its environment, until the block ends."""
     port, log = free_port(), folder / "server.log"
     environment = {name: value for name, value in os.environ.items() if name not in OURS_ALONE}
     environment.pop("PROMETHEUS_MULTIPROC_DIR", None)
@@ -95,6 +95,7 @@ def running(folder: Path, *arguments: str, program: Sequence[str] = OURS) -> Ite
     environment["ONEDNN_PRIMITIVE_CACHE_CAPACITY"] = "16"
     # Memory of a block that was freed goes back at once: else a leak fills what a busy moment has left in the heap.
     environment["MALLOC_MMAP_THRESHOLD_"] = environment["MALLOC_TRIM_THRESHOLD_"] = str(2**16)
+    environment |= told
     command = [*program, "--port", str(port), *arguments]
     with log.open("wb") as file:
         process = subprocess.Popen(
