@@ -66,15 +66,30 @@ def told(result: Result, file: Path, picture: Path, *, interrupted: bool = False
     return results
 
 
+def first_alone(draw: Callable[[Any], str]) -> Callable[[Any], str]:
+    """Draws the first figure; of others, which take seconds and are as the tests of pictures find them, nothing."""
+    drawn = iter([draw])
+    return lambda figure: next(drawn, lambda _: "<svg/>")(figure)
+
+
 def edited(file: Path, **changes: Any) -> None:
     """Give a JSON file other values."""
     file.write_text(json.dumps({**json.loads(file.read_text()), **changes}))
 
 
 def tiny_model(
-    tokenizer: Any, positions: int = 2**15, *, layers: int = LAYERS, kv_heads: int = 2, head_dim: int = 8, seed: int = 0
-) -> Qwen3ForCausalLM:
-    """Random weights, large ones, so that answers depend on what is attended to; 4 query heads."""
+    tokenizer: Any,
+    positions: int = 2**15,
+    *,
+    layers: int = LAYERS,
+    kv_heads: int = 2,
+    head_dim: int = 16,
+    seed: int = 0,
+) -> Qwen3ForCausalLM:  # fmt: skip
+    """Random weights, large ones, so that answers depend on what is attended to; 4 query heads.
+
+    C takes heads of 16 numbers, others are computed row by row.
+    """
     torch.manual_seed(seed)
     config = Qwen3Config(
         vocab_size=2048,

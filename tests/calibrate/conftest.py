@@ -7,19 +7,22 @@ import pytest
 import torch
 from searching import make_model
 
-from commands import tokenizer
+from commands import first_alone, tokenizer
 from saccade.adapters.hf import probe
 from saccade.calibrate import layers, problems
 from saccade.calibrate.passages import Texts
+from saccade.report.drawing import as_svg
 
 __all__ = ["tokenizer"]
 
 
 @pytest.fixture(scope="module", autouse=True)
 def small_library() -> Iterator[None]:
-    """Every source of problems counts its tokens anew."""
+    """Every source of problems counts its tokens anew, and every search draws."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(problems, "CHARACTERS", 100_000)
+        for module in ("heads", "layers"):
+            patch.setattr(f"saccade.report.{module}.as_svg", first_alone(as_svg))
         yield
 
 

@@ -1,3 +1,4 @@
+import functools
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -5,6 +6,7 @@ import pytest
 
 from claims.__main__ import app
 from commands import Fails, Invoke, fails, invoker, model, tokenizer, write_model
+from lab import kinds
 
 __all__ = ["fails", "invoke", "model", "model_folder", "refused", "tokenizer"]
 
@@ -17,8 +19,16 @@ def invoke() -> Invoke:
 
 @pytest.fixture(scope="session")
 def model_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """C takes heads of 16 numbers, others are computed row by row."""
-    return write_model(tmp_path_factory.mktemp("model"), head_dim=16)
+    return write_model(tmp_path_factory.mktemp("model"))
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _few_readmes() -> Iterator[None]:
+    """Those of all packages are millions of letters, of which each prompt would count the tokens."""
+    with pytest.MonkeyPatch.context() as patch:
+        prose = functools.cache(kinds._prose)
+        patch.setattr(kinds, "_prose", lambda: prose()[-60_000:])
+        yield
 
 
 @pytest.fixture

@@ -28,10 +28,11 @@ from claims.judging.discovery import found
 from claims.judging.results import slug
 from claims.judging.study import Study
 from claims.judging.verdicts import judge
-from commands import LAYERS, Fails, Invoke, invoker, told
+from commands import LAYERS, Fails, Invoke, first_alone, invoker, told
 from saccade.calibrate import problems as problems_module
 from saccade.calibrate.target import Target
 from saccade.errors import SaccadeError
+from saccade.report.drawing import as_svg
 from saccade.types import ModelShape
 from walking import walk
 
@@ -45,9 +46,10 @@ MADE_UP = Choice(target_heads=4, seeds=3, steps=9, budgets=(16,))
 
 @pytest.fixture(scope="module", autouse=True)
 def small_library() -> Iterator[None]:
-    """Every source of problems counts its tokens anew."""
+    """Every source of problems counts its tokens anew, and every command draws."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(problems_module, "CHARACTERS", 60_000)
+        patch.setattr("claims.gates.picture.as_svg", first_alone(as_svg))
         yield
 
 

@@ -197,8 +197,8 @@ def test_too_little_memory_is_known_before(
 ) -> None:
     """One byte less than the weights take, or room for few tokens beside them."""
     weights = sum(one.numel() for one in skeleton_of(ModelSource.locate(model_folder).config(), None).parameters()) * 4
-    # A token takes 5 layers of 2 KV heads of 8 numbers, of keys and of values.
-    given, token = (*COMMANDS.get(command, ()), "--model", model_folder, "--dtype", "float32"), 5 * 2 * 8 * 2 * 4
+    # A token takes 5 layers of 2 KV heads of 16 numbers, of keys and of values.
+    given, token = (*COMMANDS.get(command, ()), "--model", model_folder, "--dtype", "float32"), 5 * 2 * 16 * 2 * 4
     if command == "generate":
         given = (*given, "--max-new-tokens", 1000)
     if command == "bench":

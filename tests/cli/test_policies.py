@@ -14,7 +14,7 @@ from saccade.methods.policy import Policy
 from saccade.plans.cost import cost_of
 from saccade.types import ModelShape
 
-SHAPE = ModelShape(layers=LAYERS, query_heads=4, kv_heads=2, head_dim=8)
+SHAPE = ModelShape(layers=LAYERS, query_heads=4, kv_heads=2, head_dim=16)
 
 
 @pytest.fixture
