@@ -187,6 +187,9 @@ def test_arguments_that_do_not_fit_are_named() -> None:
     refused("-1 pages", blocks.scores, case, 4, pages=-1)
     refused(r"k_scale must be \[1\], got \[2\]", blocks.scores, case, 4, k_scale=torch.ones(2))
     refused("match", blocks.scores, replace(case, q=case.q[..., :2]), 4)
+    refused(
+        "filling must be the torch.float32 cache", blocks.scores, case, 4, filling=replace(case.kv, k=case.kv.k.half())
+    )
     refused("8 pages of 4 cannot hold 40", update, lower, upper, table=table[:, :4])
     refused("float32", update, lower.half(), upper.half(), table=table)
     refused("bounds must be", update, lower[0], upper[0], table=table)
