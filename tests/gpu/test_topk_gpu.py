@@ -96,16 +96,6 @@ def test_captured_and_replayed_with_other_lengths(width: int, order: Order) -> N
             expect_chosen(*found, scores, now, 1024, order)
 
 
-@pytest.mark.parametrize("style", ["distinct", "neighbours", "constant", "clustered"])
-@pytest.mark.parametrize("heads", [1, 7, 32])
-def test_the_union_of_rankings(style: str, heads: int) -> None:
-    scores = make_scores(style, (2, heads, 131_072), 7)
-    ids, counts = topk(scores, device_lengths([131_072, 700]), 2048, order="score")
-    for limit in (1, 2048, 5000):
-        merged, found = rank_union(ids, counts, limit, universe=131_072, implementation="triton")
-        expect_merged(merged, found, ranked_of(ids, counts), limit)
-
-
 def test_the_union_captured_and_replayed() -> None:
     scores = make_scores("distinct", (1, 32, 65_536), 8)
     lengths = device_lengths([65_536])
