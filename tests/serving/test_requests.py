@@ -200,7 +200,7 @@ SHARED = (
 def test_a_second_turn_is_what_it_is_without_the_cache(policy: str, visited: LLM) -> None:
     """Three turns, each of which begins with the one before, its sparse answer included; and one behind a dense one."""
     every = 8 if "rectify=8" in policy else 16 if "rectify=16" in policy else None
-    prompt, steps, last = prompts(300)[0], 40, 0
+    prompt, steps, last = prompts(333)[0], 26, 0
     for turn in range(4):
         shared = TokensPrompt(prompt_token_ids=prompt, cache_salt="second turn")
         # The third answer opts out, which the fourth turn finds whole, with the bounds of pages that it has filled.

@@ -9,8 +9,8 @@ from engines import Engines, answers, greedy, prompts
 from vllm import LLM
 from vllm.v1.executor import multiproc_executor
 
-LENGTHS = (330, 90, 200)
-STEPS = 32
+LENGTHS = (170, 60, 110)
+STEPS = 12
 
 
 def tokens(engine: LLM) -> list[list[int]]:
