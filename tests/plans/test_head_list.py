@@ -10,7 +10,6 @@ from hypothesis import strategies as st
 import saccade
 from methods.refusing import check_line
 from saccade.plans.head_list import HeadList
-from saccade.plans.role_file import RoleFile
 from saccade.plans.roles import RoleMap
 from saccade.types import ModelShape, Role
 
@@ -86,11 +85,3 @@ def test_a_list_speaks_of_every_layer() -> None:
 def test_other_roles_have_no_list(role: Role) -> None:
     with pytest.raises(saccade.PolicyError, match=rf"KV head 1 of layer 1 is {role.value}, but heads:L\+L\.H says"):
         HeadList.of(RoleMap(((P, P), (P, role))))
-
-
-def test_a_role_file_and_its_list_are_one_plan(tmp_path: object) -> None:
-    roles = RoleMap(((P, P), *((R, P),) * 3, *((R, R),) * 4))
-    path = f"{tmp_path}/roles.json"
-    RoleFile(SHAPE, roles).write(path)
-    plans = [saccade.policy("lychee_decode", roles=source).plan(SHAPE) for source in (path, str(HeadList.of(roles)))]
-    assert plans[0] == plans[1]

@@ -27,14 +27,9 @@ def test_pieces_break_where_a_dense_pass_begins_and_ends(every: int | None, deco
         kinds = set(dense[at : at + size])
         assert len(kinds) == 1 and (size == 1 or kinds == {False})
         at += size
-    assert [phase.dense_at(number) for number in range(decoded + count)] == dense
-
-
-@given(st.one_of(st.none(), st.integers(1, 9)), st.integers(0, 40))
-def test_due_is_the_step_that_is_dense(every: int | None, count: int) -> None:
-    phase, unclean = Phase(every), 0
-    for turn in one_by_one(every, count):
-        assert phase.due(unclean) is turn
+    unclean = 0
+    for number, turn in enumerate(dense):
+        assert phase.dense_at(number) == phase.due(unclean) == turn
         unclean = 0 if turn else unclean + 1
 
 

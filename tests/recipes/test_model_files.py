@@ -66,14 +66,6 @@ def test_a_mangled_file_is_refused_in_one_line(document: Document, what: str, tm
 
 
 @of_each
-def test_no_truncation_gets_through(document: Document) -> None:
-    whole = json.dumps(document.valid)
-    for cut in range(0, len(whole), 37):
-        with pytest.raises(saccade.PolicyError, match=f"^{document.kind.KIND}: not JSON"):
-            document.kind.from_json(whole[:cut])
-
-
-@of_each
 @given(data=st.data())
 def test_no_other_value_but_a_valid_one_gets_through(document: Document, data: st.DataObject) -> None:
     """Whatever stands at one place of a valid file: it reads, or one line says why not."""
