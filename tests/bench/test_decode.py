@@ -242,11 +242,6 @@ def test_bad_input_leaves_an_old_file_alone(fails: Fails, shape: str, tmp_path: 
         assert file.read_text() == "{}"
 
 
-def test_a_broken_configuration_is_one_line(fails: Fails, tmp_path: Path) -> None:
-    (tmp_path / "config.json").write_text("{")
-    fails("bench", "decode", "--shape", tmp_path)
-
-
 @pytest.mark.parametrize(
     ("changed", "words"),
     [

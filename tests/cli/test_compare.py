@@ -103,6 +103,7 @@ def test_the_environment_tells_how_to_repeat_it(finished: tuple[Any, Path]) -> N
     configuration = json.loads((finished[1] / "config.json").read_text())
     assert configuration["seed"] == 0
     assert len(configuration["policies"]) == 9
+    assert configuration["specs"] == [row["spec"] for row in results_of(finished[1])["rows"]]
     assert configuration["environment"] == environment
 
 
@@ -127,16 +128,6 @@ def test_every_answer_token_has_its_recalls(finished: tuple[Any, Path]) -> None:
         steps.setdefault((line["spec"], line["context"], line["question"]), []).append(line["step"])
     assert set(steps) == set(answers_of(finished[1]))
     assert all(numbers == list(range(len(numbers))) and numbers for numbers in steps.values())
-    for row in results_of(finished[1])["rows"]:
-        own = [line for line in lines if line["spec"] == row["spec"]]
-        for layer in range(5):
-            # Lines are rounded to four digits.
-            for name, of_lines in (("recall", "attention_recall"), ("token_recall", "token_recall")):
-                values, mean = [line[of_lines][layer] for line in own], row[f"{name}_per_layer"][layer]
-                if mean is None:
-                    assert set(values) == {None}
-                else:
-                    assert mean == pytest.approx(sum(values) / len(own), abs=5e-5)
 
 
 def test_processes_give_what_one_would(
@@ -155,15 +146,6 @@ def test_processes_give_what_one_would(
     for row in rows:
         for name in row.keys() - {"ms_per_token", "speedup", "build_seconds"}:
             assert row[name] == others[row["spec"]][name], name
-
-
-def test_answers_differ_between_policies(finished: tuple[Any, Path]) -> None:
-    """Otherwise the tests of determinism below would prove nothing."""
-    answers = answers_of(finished[1])
-    dense = {key[1:]: answer for key, answer in answers.items() if key[0] == "dense"}
-    other = {key[1:]: answer for key, answer in answers.items() if key[0] == "tidal:budget=32,reselect=2"}
-    assert dense.keys() == other.keys()
-    assert dense != other
 
 
 def test_only_the_table_is_printed_without_a_terminal(finished: tuple[Any, Path]) -> None:
@@ -206,6 +188,8 @@ def test_a_folder_without_results_is_refused(fails: Fails, tmp_path: Path) -> No
 def test_a_seed_gives_the_same_answers_in_any_order(compare: Compare, finished: tuple[Any, Path]) -> None:
     _, again = compare(policies=tuple(reversed(POLICIES)), budget="64,32")
     assert answers_of(again) == answers_of(finished[1])
+    answers = {(*key[1:], answer) for key, answer in answers_of(again).items()}
+    assert len(answers) > QUESTIONS, "policies that answer alike would prove nothing"
     _, other = compare("--seed", "1", policies=("tidal:reselect=2",))
     assert not {key[1:] for key in answers_of(other)} & {key[1:] for key in answers_of(finished[1])}
 
@@ -260,15 +244,3 @@ def test_an_interrupted_run_is_readable(compare: Compare, monkeypatch: pytest.Mo
     assert len(samples_of(folder)) == 4
     assert "was interrupted" in (folder / "report.html").read_text()
     assert "interrupted" in result.stdout
-
-
-def test_a_document_of_ones_own(compare: Compare, tmp_path: Path) -> None:
-    document = tmp_path / "own.txt"
-    document.write_text("A short sentence about nothing in particular. " * 40, encoding="utf-8")
-    result, folder = compare("--document", str(document), policies=("streaming",), budget="32")
-    assert result.exit_code == 0, result.output
-    environment = results_of(folder)["environment"]
-    assert environment["document"] == str(document)
-    # The same text twice, with other facts in it.
-    assert len(environment["context_tokens"]) == 2
-    assert len({sample["question"] for sample in samples_of(folder)}) == QUESTIONS

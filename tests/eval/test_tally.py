@@ -52,7 +52,8 @@ def test_recalls_are_means_over_heads_with_a_set() -> None:
     assert recalls == [[(0.5, 0.25, 0.5), (0.5, 0.0, 1.0)], [(0.0, 0.75, 0.5), (0.5, 0.5, 1.0)]]
     counted = tally("tidal")
     assert counted.row(None)["recall"] is counted.row(None)["token_recall"] is None
-    counted.add_answer(True, 4, None, recalls)
+    for step in recalls:
+        counted.add_answer(True, 4, None, [step])
     row = counted.row(None)
     assert (row["recall_per_layer"], row["token_recall_per_layer"]) == ([0.25, 0.5], [0.5, 0.25])
     assert row["heads_with_set_per_layer"] == [0.5, 1.0]
