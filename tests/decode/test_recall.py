@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 import saccade
 from adapters import tiny
-from adapters.ways import generate
+from adapters.ways import NEW, generate
 from counting import used
 from methods import oracles
 from methods.harness import SCALE, SOFTMAX, Decoder, SetRecorder
@@ -295,7 +295,7 @@ def test_stats_sum_over_calls_and_are_plain_data() -> None:
     with saccade.sparsify(tiny.llama(), tiny.spec("quest", 8)) as run:
         for turn in (1, 2, 3):
             generate(tiny.llama())
-            assert run.stats().steps == turn * 8
+            assert run.stats().steps == turn * (NEW - 1)
         stats = json.loads(json.dumps(run.stats().to_dict()))
     assert stats["policy"].startswith("quest:") and len(stats["layers"]) == 4
     assert stats["index_bytes"] > 0 and stats["steps"] == 24
