@@ -78,18 +78,9 @@ def edited(file: Path, **changes: Any) -> None:
 
 
 def tiny_model(
-    tokenizer: Any,
-    positions: int = 2**15,
-    *,
-    layers: int = LAYERS,
-    kv_heads: int = 2,
-    head_dim: int = 16,
-    seed: int = 0,
-) -> Qwen3ForCausalLM:  # fmt: skip
-    """Random weights, large ones, so that answers depend on what is attended to; 4 query heads.
-
-    C takes heads of 16 numbers, others are computed row by row.
-    """
+    tokenizer: Any, positions: int = 2**15, *, layers: int = LAYERS, kv_heads: int = 2, dim: int = 16, seed: int = 0
+) -> Qwen3ForCausalLM:
+    """Random weights, large ones, so that answers depend on what is attended to; 4 query heads, which C takes."""
     torch.manual_seed(seed)
     config = Qwen3Config(
         vocab_size=2048,
@@ -98,7 +89,7 @@ def tiny_model(
         num_hidden_layers=layers,
         num_attention_heads=4,
         num_key_value_heads=kv_heads,
-        head_dim=head_dim,
+        head_dim=dim,
         max_position_embeddings=positions,
         initializer_range=0.3,
         eos_token_id=tokenizer.eos_token_id,

@@ -64,16 +64,6 @@ def test_rewritten_keys_and_values_are_those_of_a_dense_prefill(
     assert max(checked) > 30
 
 
-@pytest.mark.parametrize("policy", SMALLEST)
-def test_a_row_is_rectified_as_if_alone(policy: str) -> None:
-    model, batch = tiny.llama(), tiny.padded([30, 17, 23])
-    with saccade.sparsify(model, specs(EVERY)[policy]):
-        together = generate(model, **batch, max_new_tokens=NEW)
-        for row, mask in enumerate(batch["attention_mask"].bool()):
-            alone = generate(model, input_ids=batch["input_ids"][row, mask][None], max_new_tokens=NEW)
-            assert together[row, -NEW:].tolist() == alone[0, -NEW:].tolist()
-
-
 def test_rectification_changes_what_is_generated() -> None:
     """Otherwise nothing above would be tested: a polluted cache gives other logits than a rewritten one."""
     logits = []

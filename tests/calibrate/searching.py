@@ -23,7 +23,7 @@ UNLUCKY = 4
 
 def make_model(folder: Path, *, kv_heads: int = 4, layers: int = 5, seed: int = 0) -> Path:
     """Random weights in a folder, with the bundled model's tokenizer; 4 query heads of the size that says words."""
-    return write_model(folder, POSITIONS, kv_heads=kv_heads, layers=layers, head_dim=8, seed=seed)
+    return write_model(folder, POSITIONS, kv_heads=kv_heads, layers=layers, dim=8, seed=seed)
 
 
 def make_task(folder: Path, path: Path, *, texts: int = 3, asked: int = 2, ragged: bool = False) -> Path:

@@ -1,6 +1,7 @@
 import functools
 from collections.abc import Iterator
 from pathlib import Path
+from unittest.mock import patch
 
 import pytest
 
@@ -25,9 +26,8 @@ def model_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session", autouse=True)
 def _few_readmes() -> Iterator[None]:
     """Those of all packages are millions of letters, of which each prompt would count the tokens."""
-    with pytest.MonkeyPatch.context() as patch:
-        prose = functools.cache(kinds._prose)
-        patch.setattr(kinds, "_prose", lambda: prose()[-60_000:])
+    prose = functools.cache(kinds._prose)
+    with patch.object(kinds, "_prose", lambda: prose()[-60_000:]):
         yield
 
 

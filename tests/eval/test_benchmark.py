@@ -9,11 +9,11 @@ import pyarrow
 import pytest
 from pyarrow.parquet import write_table
 
+from harness.conftest import few_words
 from one_line import refused
 from saccade.errors import DocumentError, SaccadeError
 from saccade.eval.benchmark import benchmark_row, framed, is_benchmark, read_rows
 from saccade.eval.context import benchmark_contexts
-from wording import few_words
 
 ROW: dict[str, Any] = {
     "context": "Some text. The magic number is 4711. More text.",

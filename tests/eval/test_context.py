@@ -14,24 +14,16 @@ def built_in(tokenizer: Any, length: int = 1100, limit: int = 1, positions: int 
     return built_in_contexts(tokenizer, length=length, limit=limit, positions=positions, seed=seed)
 
 
-@pytest.fixture(scope="module")
-def three(tokenizer: Any) -> list[Context]:
-    """Contexts of 26 questions."""
-    return built_in(tokenizer, limit=26)
-
-
-def test_questions_are_shared_out_by_the_dozen(three: list[Context]) -> None:
-    assert [len(context.questions) for context in three] == [12, 12, 2]
-
-
 @pytest.mark.parametrize("length", [1024, 1100, 8192])
 def test_contexts_have_the_length_asked_for(tokenizer: Any, length: int) -> None:
     for context in built_in(tokenizer, length, positions=32768):
         assert length <= len(context.tokens) <= length + 8
 
 
-def test_facts_lie_where_the_questions_say(tokenizer: Any, three: list[Context]) -> None:
-    for context in three:
+def test_facts_lie_where_the_questions_say_which_are_shared_out_by_the_dozen(tokenizer: Any) -> None:
+    contexts = built_in(tokenizer, limit=26)
+    assert [len(context.questions) for context in contexts] == [12, 12, 2]
+    for context in contexts:
         text = tokenizer.decode(context.tokens)
         for question in context.questions:
             first, stop = question.value_span

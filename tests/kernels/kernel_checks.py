@@ -74,15 +74,9 @@ class Run(NamedTuple):
         return cases(value_dims=(None, None, 1, 24))
 
 
-def widths() -> tuple[int, ...]:
-    """Those of 4, 8 and 16 floats, and 32 for products of bfloat16, for which this machine has code of its own."""
-    library = native.library()
-    if library is None:
-        return ()
-    return tuple(sorted({library.saccade_level(native.MOST_DIM, most): most for most in (32, 16, 8, 4)}.values()))
-
-
-WIDTHS = widths()
+# Of 4, 8 and 16 floats, and 32 for products of bfloat16, those for which this machine has code of its own.
+_levels = {native.loaded().saccade_level(native.MOST_DIM, most): most for most in (32, 16, 8, 4)} if built else {}
+WIDTHS = tuple(sorted(_levels.values()))
 _runs = (Run("triton"),) if INTERPRETED else (Run("reference"), *(Run("native", lanes) for lanes in WIDTHS))
 every_index_run = pytest.mark.parametrize("run", _runs, ids=str)
 every_attention_run = pytest.mark.parametrize("run", _runs if INTERPRETED else (*_runs, Run("cpu")), ids=str)
