@@ -1,8 +1,6 @@
 """Whole calibrations: bad input is one line before any work; a tiny model without groups goes from text to recipe."""
 
-import errno
 import json
-import os
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -181,8 +179,7 @@ def test_heads_of_a_model_without_groups(folder: Path, task: Path, tmp_path: Pat
 
 
 def test_layers_of_a_model_without_groups(folder: Path, task: Path, tmp_path: Path) -> None:
-    settings = layer_settings(folder, tmp_path, task=str(task))
-    search = LayerSearch.check(settings)
+    search = LayerSearch.check(layer_settings(folder, tmp_path, task=str(task)))
     units: list[str] = []
     results = search.run(units.append)
     assert len(units) <= search.units
@@ -197,12 +194,6 @@ def test_layers_of_a_model_without_groups(folder: Path, task: Path, tmp_path: Pa
     singles = {one: tuple(sums) for one, sums in merit.items() if len(one) <= 1}
     assert set(singles) == {(), (3,), (4,)}
     assert singles[tuple(results["chosen"])] == max(singles.values())
-    model = ModelSource.locate(folder).weights(torch.device("cpu"), torch.float32)
-    with saccade.sparsify(model, tmp_path / "saccade.json") as run:
-        assert run.policy == recipe.policy
-    again: list[str] = []
-    LayerSearch.check(settings).run(again.append)
-    assert again == []
 
 
 @pytest.mark.parametrize(("command", "tuned"), [("layers", True), ("heads", False), ("probe", True)])
@@ -240,13 +231,15 @@ def test_a_tuned_policy_stays(
     assert recipe.policy == saccade.Policy.from_spec(str(recipe.policy))
 
 
-def test_answers_of_before_are_refused(folder: Path, task: Path, tmp_path: Path) -> None:
+def test_answers_of_before_and_of_other_texts_are_refused(folder: Path, task: Path, tmp_path: Path) -> None:
     """Their recalls counted dense heads as 1; mixing both would compare what does not compare."""
     settings = layer_settings(folder, tmp_path, task=str(task))
     ledger = tmp_path / "answers.jsonl"
     begin(LayerSearch.check(settings), ledger)
-    first = ledger.read_text().splitlines()[0]
-    about = json.loads(first)["settings"]
+    # Texts of another seed are other texts.
+    with refused(OutputError, "seed=0"):
+        LayerSearch.check(layer_settings(folder, tmp_path, task=str(task), seed=1)).run(nothing)
+    about = json.loads(ledger.read_text().splitlines()[0])["settings"]
     assert about.pop("recall") == "over heads with a set"
     old = [{"problem": 0, "spec": "dense", "right": [1], "recall": [1.0], "token_recall": [1.0], "share": 1.0}]
     ledger.write_text("".join(json.dumps(line) + "\n" for line in ({"settings": about}, *old)))
@@ -276,18 +269,6 @@ def test_a_model_that_answers_nothing_gets_no_recipe(folder: Path, tmp_path: Pat
         assert not (tmp_path / name / "saccade.json").exists()
 
 
-@pytest.mark.parametrize(
-    ("name", "file"), [("heads", "training"), ("layers", "answers.jsonl"), ("tune", "answers.jsonl")]
-)
-def test_a_folder_of_another_run_is_refused(folder: Path, task: Path, tmp_path: Path, name: str, file: str) -> None:
-    """Texts of another seed are other texts, whatever is already in the folder."""
-    changes: dict[str, Any] = {"task": str(task), "budgets": "16"}
-    search, settings = SEARCHES[name]
-    begin(search.check(settings(folder, tmp_path / "out", **changes)), tmp_path / "out" / file)
-    with refused(OutputError, "seed=0"):
-        search.check(settings(folder, tmp_path / "out", seed=1, **changes)).run(nothing)
-
-
 @pytest.fixture
 def unprobed(monkeypatch: pytest.MonkeyPatch) -> None:
     """Random models answer nothing, and what these tests look at comes after that."""
@@ -314,44 +295,13 @@ def test_another_training_is_not_taken_up(grouped: Path, tmp_path: Path) -> None
         HeadSearch.check(head_settings(grouped, tmp_path, lengths=(140, 160))).run(nothing)
 
 
-def test_a_full_disk_leaves_the_recipe_that_was_there(
-    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    recipe = tmp_path / "mine.json"
-
-    def run() -> None:
-        LayerSearch.check(probe_settings(folder, tmp_path / "out", recipe=recipe, budgets="16")).run(nothing)
-
-    run()
-    content = recipe.read_bytes()
-    replaced = os.replace
-
-    def full(source: Any, target: Any, *args: Any, **options: Any) -> None:
-        if Path(target) == recipe:
-            raise OSError(errno.ENOSPC, "No space left on device")
-        replaced(source, target, *args, **options)
-
-    monkeypatch.setattr(os, "replace", full)
-    with refused(OutputError, r"mine\.json.*No space left"):
-        run()
-    assert recipe.read_bytes() == content
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["mine.json", "out"]  # nothing half-written beside it
-    monkeypatch.setattr(os, "replace", replaced)
-    run()
-    assert Recipe.read(recipe).policy == Recipe.from_json(content.decode()).policy
-
-
-def test_what_one_calibration_found_the_next_one_keeps(folder: Path, task: Path, tmp_path: Path) -> None:
-    recipe = tmp_path / "mine.json"
-    shared: dict[str, Any] = {"task": str(task), "recipe": recipe, "budgets": "16"}
-    LayerSearch.check(layer_settings(folder, tmp_path / "layers", **shared)).run(nothing)
-    reselect = Recipe.read(recipe).reselect
-    HeadSearch.check(head_settings(folder, tmp_path / "heads", methods="random", **shared)).run(nothing)
-    roles = Recipe.read(recipe).roles
-    assert Recipe.read(recipe).reselect == reselect and roles is not None
-    Tuning.check(tune_settings(folder, tmp_path / "tune", **shared)).run(nothing)
-    last = Recipe.read(recipe)
-    assert last.reselect == reselect and last.roles == roles
+def test_what_was_found_before_stays_when_a_policy_is_tuned(folder: Path, task: Path, tmp_path: Path) -> None:
+    path = tmp_path / "mine.json"
+    earlier = Recipe(ModelSource.locate(folder).decoder(), saccade.policy("dense"), (3,), "heads:0+3.1")
+    earlier.write(path)
+    Tuning.check(tune_settings(folder, tmp_path / "tune", task=str(task), recipe=path, budgets="16")).run(nothing)
+    last = Recipe.read(path)
+    assert (last.reselect, last.roles) == (earlier.reselect, earlier.roles) and last.found["tune"]
 
 
 @pytest.mark.usefixtures("unprobed")

@@ -23,12 +23,10 @@ def specs(*given: str, budgets: tuple[int, ...] = (64, 256)) -> list[str]:
     return [str(one) for one in at_budgets(given, budgets)[0]]
 
 
-def test_budgets_fill_in_what_was_not_given() -> None:
-    assert specs("tidal", "quest:budget=32") == ["dense", "tidal:budget=64", "tidal:budget=256", "quest:budget=32"]
-
-
 def test_dense_is_there_first_and_every_policy_once() -> None:
-    assert specs("tidal", "dense", "tidal:budget=64", "tidal") == ["dense", "tidal:budget=64", "tidal:budget=256"]
+    """Budgets fill in what was not given."""
+    given = ("tidal", "quest:budget=32", "dense", "tidal:budget=64", "tidal")
+    assert specs(*given) == ["dense", "tidal:budget=64", "tidal:budget=256", "quest:budget=32"]
 
 
 def test_what_a_budget_does_not_reach_is_said_once() -> None:

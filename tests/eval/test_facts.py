@@ -4,7 +4,7 @@ import numpy
 import pytest
 
 from saccade.eval.document import language_reference, library_sources
-from saccade.eval.facts import ADJECTIVES, NOUNS, Fact, Split, hide, is_right, make_facts, question, sentence
+from saccade.eval.facts import ADJECTIVES, NOUNS, Fact, Split, hide, is_right, make_facts, sentence
 
 
 @pytest.mark.parametrize(("split", "count"), [("train", 1), ("train", 400), ("eval", 96), ("eval", 400)])
@@ -57,11 +57,6 @@ def test_facts_are_spread_over_the_text() -> None:
 def test_a_text_without_sentences_is_refused() -> None:
     with pytest.raises(ValueError, match="no sentence"):
         hide("nothing here", [Fact("red fox", "1234")], numpy.random.default_rng(0))
-
-
-def test_the_question_restates_the_key() -> None:
-    assert question(Fact("red fox", "1234")).endswith("Answer: The code of the red fox is")
-    assert "What is the code of the red fox?" in question(Fact("red fox", "1234"))
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,6 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from saccade.methods.policy import Policy
 from saccade.plans.rectify import Clean, Phase
 
 
@@ -73,9 +72,3 @@ def test_nothing_below_the_boundary_is_inexact(
             write(start, length - start + size, dense=True)
             assert kind == "beside" or clean.boundary == len(exact)
         assert clean.boundary <= len(exact) and all(exact[: clean.boundary])
-
-
-def test_a_policy_knows_its_phase() -> None:
-    assert Policy.from_spec("resa:rectify=7").phase == Phase(7)
-    assert Policy.from_spec("quest").phase == Phase(None)
-    assert (Phase(7).period, Phase(None).period) == (8, 1)
