@@ -16,7 +16,7 @@ from saccade.adapters.hf.effect import Text, require_shape
 from saccade.checkpoints.versions import cache_argument
 
 from .tiny import by_hand, fresh, prompt
-from .ways import VERSION, WAYS, paired
+from .ways import NEW, VERSION, WAYS, paired
 
 SMALL = {
     "window": "streaming:budget=12",
@@ -24,7 +24,6 @@ SMALL = {
     "pages": "quest:budget=16,page=4",
     "dense": "dense",
 }
-NEW = 9
 
 
 @pytest.fixture

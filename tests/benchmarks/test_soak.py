@@ -25,7 +25,7 @@ from saccade.decode.stats import RunStats
 from saccade.selection.clusters.selector import ClusterSelector
 from trees import beside, edges_of
 
-LAYERS, KV_HEADS, HEAD_DIM = 3, 2, 8
+LAYERS, KV_HEADS, HEAD_DIM = 3, 2, 16
 CLUSTER = "lychee_cluster:budget=48,sinks=4,dense_layers=1"
 RESA = "resa:page=4,ratio=0.25,min_pages=2,rectify=5"
 

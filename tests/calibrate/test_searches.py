@@ -25,6 +25,7 @@ from learning import StoppedError, nothing
 from one_line import lacking, refused, said
 from saccade.calibrate.heads import HeadSearch
 from saccade.calibrate.layers import LayerSearch
+from saccade.calibrate.target import Target
 from saccade.calibrate.tune import Tuning
 from saccade.checkpoints.load import ModelSource
 from saccade.cli.calibrate import run_and_show
@@ -272,7 +273,7 @@ def test_a_model_that_answers_nothing_gets_no_recipe(folder: Path, tmp_path: Pat
 @pytest.fixture
 def unprobed(monkeypatch: pytest.MonkeyPatch) -> None:
     """Random models answer nothing, and what these tests look at comes after that."""
-    monkeypatch.setattr(HeadSearch, "_refuse_unanswered", lambda *_: None)
+    monkeypatch.setattr(Target, "refuse_unanswered", lambda *_: None)
 
 
 def test_a_folder_with_gates_of_another_kind_is_refused(grouped: Path, tmp_path: Path) -> None:
