@@ -125,8 +125,8 @@ class Operations(TorchDispatchMode):
     [
         ("tidal:budget=256,reselect=7", [], 16),
         ("less_is_more:budget=256,reselect=7", [], 16),
-        ("quest:budget=256", ["sub"], 19),
-        ("resa:rectify=none", ["sub"], 14),
+        ("quest:budget=256", [], 19),
+        ("resa:rectify=none", [], 14),
     ],
 )
 @torch.inference_mode()

@@ -208,4 +208,6 @@ class SparseLayer:
         if bounds is None or not bounds.lies_in(kv_cache):
             bounds = BlockBounds.behind(kv_cache.view(kv.k.dtype), kv.page, kv.head_dim, page, self.serving.filled)
             self.serving.indexes.layers[number] = bounds
-        bounds.update(kv, written.start, written.count)
+        if written.count:
+            start = kv.rows.seq_lens - 1 if written.start is None else written.start
+            bounds.update(kv, start, written.count)

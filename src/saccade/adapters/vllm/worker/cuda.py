@@ -118,6 +118,5 @@ def _quantised(query: Tensor, scale: Tensor) -> Tensor:
 
 def reasons_of(vllm_config: Any) -> list[str]:
     """Why decoding steps cannot be captured; dense passes are steps of another kind, and recall is measured behind."""
-    serving, reason = serving_of(vllm_config), room_of(vllm_config).reason
-    seen = [] if serving.plan.bounds_page is None or serving.filled else ["its rule looks at pages that are not full"]
-    return [*reasons_against_capture(serving.plan, None, ()), *seen, *([] if reason is None else [reason])]
+    reason = room_of(vllm_config).reason
+    return [*reasons_against_capture(serving_of(vllm_config).plan, None, ()), *([] if reason is None else [reason])]

@@ -24,7 +24,7 @@ class DecodeSteps:
         self._starts = torch.zeros(rows, dtype=torch.int32, device=device)
         self._whole = torch.zeros(rows, dtype=torch.bool, device=device)
         self._flags = [False] * rows
-        sparse.serving.indexes.fills = sparse.serving.plan.bounds_page is not None
+        sparse.serving.indexes.fills = sparse.serving.filled
 
     def prepare(self, common: Any, build_parent: BuildParent) -> Step:
         """The metadata of a step from vLLM's `CommonAttentionMetadata`."""
@@ -41,7 +41,8 @@ class DecodeSteps:
             max_len=self._longest,
             whole=self._whole[:count],
         )
-        written = (Written(rows, rows.row_start, 0),) if self._sparse.serving.indexes.fills else ()
+        serving = self._sparse.serving
+        written = () if serving.plan.bounds_page is None else (Written(rows, None, int(not serving.filled)),)
         # Where no layer is left to vLLM's kernel, nobody reads its schedule, which takes three launches.
         dense = build_parent(common, not self._sparse.leaves_layers)
         return Step(None, self._sparse.all_of(batch, whole, rows), written=written, dense=dense)

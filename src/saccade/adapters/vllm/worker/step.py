@@ -25,12 +25,12 @@ class Written:
 
     Attributes:
         rows: all rows of the batch.
-        start: int32 `[B]`, first new position of each row.
+        start: int32 `[B]`, first new position of each row; None: its last.
         count: host bound on the new tokens of a row; 0: of one each, whose pages are bounded when they are scored.
     """
 
     rows: Rows
-    start: Tensor
+    start: Tensor | None
     count: int
 
 
