@@ -275,23 +275,28 @@ def test_scales_are_read_where_the_engine_keeps_them(monkeypatch: pytest.MonkeyP
 
 @pytest.mark.parametrize("layout", ["LBNHC", "LBHNC", "BLHNC"])
 def test_bounds_are_numbers_of_the_cache(layout: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Behind each block, in its bytes: the smallest and largest of a full page's own numbers, none rounded."""
+    """Behind each block, in its bytes: the smallest and largest of a full page's own numbers, none rounded.
+
+    A step of one token bounds a page, the last one here, with the search.
+    """
     engine = CudaEngine(monkeypatch, PAGES, block=32, layout=layout, cache="fp8")
     content = 32 * KV_HEADS * 2 * HEAD_DIM
     assert engine.spec.unpadded_page_size_bytes == content
     assert engine.spec.extra_page_bytes == content // 16
     # FLASH_ATTN reads in 16 bytes.
     assert all(layer.kv_cache.stride(0) % 16 == 0 for layer in engine.layers)
-    QuantisedRequests(engine).run([Row(0, 75, 75, True)])
+    requests = QuantisedRequests(engine)
+    for length in range(75, 82):
+        requests.run([Row(0, length, 75, True) if length == 75 else Row(0, length)])
     layer, bounds = engine.layers[4], engine.serving.indexes.layers[4]
     assert isinstance(bounds, BlockBounds)
     assert bounds.lower.dtype == bounds.upper.dtype == torch.float8_e4m3fn
     assert bounds.lies_in(layer.kv_cache)
-    kv = layer.impl.view(layer, layer.kv_cache, Rows.on_host(engine.tables[:1], [0], [75]))
+    kv = layer.impl.view(layer, layer.kv_cache, Rows.on_host(engine.tables[:1], [0], [81]))
     assert kv.k_scale is not None
     table = engine.tables[0]
-    keys = kv.k[table].flatten(0, 1)[:75].double()
-    for page in range(75 // 16):
+    keys = kv.k[table].flatten(0, 1)[:81].double()
+    for page in range(81 // 16):
         own = keys[page * 16 : (page + 1) * 16] * kv.k_scale.double()[:, None]
         block, inside = int(table[page // 2]), page % 2
         low, high = (
