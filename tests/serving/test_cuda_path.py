@@ -275,7 +275,7 @@ def test_scales_are_read_where_the_engine_keeps_them(monkeypatch: pytest.MonkeyP
 
 @pytest.mark.parametrize("layout", ["LBNHC", "LBHNC", "BLHNC"])
 def test_bounds_are_numbers_of_the_cache(layout: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Behind each block, in its bytes: the smallest and largest of a full page's own numbers; the search adds the last."""
+    """Behind each block, in its bytes: the smallest and largest of a full page's own numbers; the search adds one."""
     engine = CudaEngine(monkeypatch, PAGES, block=32, layout=layout, cache="fp8")
     content = 32 * KV_HEADS * 2 * HEAD_DIM
     assert engine.spec.unpadded_page_size_bytes == content

@@ -61,10 +61,7 @@ class BlockBounds:
 
 
 class PagedIndexes(Indexes):
-    """The indexes of all requests, by layer; bounds lie with their blocks.
-
-    They are up to date since the keys were written, or `fills`: steps of one token leave it to the search.
-    """
+    """The indexes of all requests, by layer, up to date; `fills`: pages that single tokens fill are left to the search."""
 
     def __init__(self) -> None:
         super().__init__()
