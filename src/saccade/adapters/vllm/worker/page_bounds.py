@@ -61,7 +61,7 @@ class BlockBounds:
 
 
 class PagedIndexes(Indexes):
-    """The indexes of all requests, by layer, up to date; `fills`: pages that single tokens fill are left to the search."""
+    """The indexes of all requests, by layer, up to date; `fills`: pages that single tokens fill are the search's."""
 
     def __init__(self) -> None:
         super().__init__()
