@@ -260,6 +260,9 @@ def agent(
     end: Annotated[int, count("Tokens of a conversation with its last answer.")] = 131_072,
     answers: Annotated[str, words("N,N", "Tokens of the shortest answer and of the longest.")] = "50,800",
     shared: Annotated[float, number("SHARE", "Share of the first prompts that all have in common.")] = 0.25,
+    facts: Annotated[
+        bool, flag("--facts", "The folder's own weights; packages' sources are said, and a code asked for each turn.")
+    ] = False,
     draft_rate: options.DraftRate = None,
     threads: options.VllmThreads = 2,
     policy: options.Policies = SERVED_POLICIES,
@@ -292,6 +295,7 @@ def agent(
         shape=shape, contexts=[f"{start},{end}"], batches=conversations, threads=[str(threads)], dtype=dtype,
         device=device, policies=policy, budgets=budget, steps=None, memory=memory, tensor_parallel=tensor_parallel,
         kv_cache_dtype=kv_cache_dtype, shared=shared, draft_rate=draft_rate, turns=turns, answers=answers,
+        facts=facts,
     )  # fmt: skip
     time_engines(AgentJob.check(settings), day_table, json, resume=resume)
 

@@ -20,12 +20,11 @@ from saccade.methods.policy import Policy
 from saccade.types import KVView, Rows, Softmax, Workspace
 
 from .caches import disordered
-from .captured import BOUND
-from .captured import PAGE as BLOCK
 from .environment import environment
 from .timing import Captured, Deadline, arguments, interleaved, kernels_of, write
 
 SHAPE = "llama-3.1-8b"
+BLOCK, BOUND = 16, 131_681
 POLICIES = ("streaming", "tidal", "less_is_more", "quest", "resa:rectify=none")
 POINTS = ((1, 16), (28, 16), (4, 4096), (1, 131_104), (4, 131_104))
 """Rows and their lengths; the longest are behind a prompt of 131,072 tokens, whose pages a program just holds."""

@@ -14,7 +14,7 @@ from typing import Any
 SHARES = {"environment": 0.06, "checks": 0.2, "kernels": 0.3, "decode": 0.38, "sanitizer": 0.06}
 """Of the time that is left for all sections asked for; what one leaves over the next ones get."""
 
-NAMED = {"captured": 0.2, "layers": 0.3, "planting": 0.2}
+NAMED = {"layers": 0.3, "planting": 0.2}
 """Sections that run only if they are asked for, and their shares beside the others."""
 
 GRACE = 6

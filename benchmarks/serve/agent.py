@@ -6,7 +6,9 @@ from typing import Any, ClassVar
 
 from saccade.bench.grid import Grid
 from saccade.errors import SaccadeError
+from saccade.eval.context import ANSWER_TOKENS
 from saccade.eval.output import whole_numbers
+from saccade.methods.policy import Policy
 
 from .day import Day, replay
 from .day_rows import DayRow, row_of_day
@@ -20,6 +22,7 @@ class AgentSettings(LoadSettings):
 
     turns: int = 20
     answers: str = "50,800"
+    facts: bool = False
 
     def bounds(self) -> tuple[int, int]:
         """The shortest answer and the longest."""
@@ -34,7 +37,17 @@ class AgentSettings(LoadSettings):
         if end < need:
             told = f"{self.turns} answers of up to {longest} tokens behind {start}"
             raise SaccadeError(f"end={end} has no room for {told} and for what is said between them: at least {need}")
+        if self.facts and self.bounds()[0] < ANSWER_TOKENS:
+            raise SaccadeError(f"answers={self.answers} is not valid with facts: of at least {ANSWER_TOKENS} tokens")
+        for point in grid.batches:
+            _ = self.day(grid, point).scripts
         return end
+
+    def day(self, grid: Grid, conversations: int) -> Day:
+        """What so many conversations ask."""
+        (start, end), vocabulary = (grid.contexts[0], grid.contexts[-1]), grid.config.get_text_config().vocab_size
+        model = self.shape if self.facts else None
+        return Day(conversations, self.turns, start, end, self.shared, self.bounds(), vocabulary, model=model)
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +58,10 @@ class AgentJob(LoadJob):
     asking: ClassVar[str] = "conversations"
     settings: AgentSettings
 
+    def start(self, policy: Policy | None, settings: dict[str, Any]) -> LoadedEngine:
+        real = {"model": self.settings.shape, "load_format": "auto"} if self.settings.facts else {}
+        return LoadJob.start(self, policy, settings | real)
+
     def measure(self, engines: Mapping[str, LoadedEngine], point: int) -> list[DayRow]:
-        chosen, (start, end) = self.settings, self.grid.contexts
-        day = Day(point, chosen.turns, start, end, chosen.shared, chosen.bounds(), self.vocabulary)
+        day = self.settings.day(self.grid, point)
         return [row_of_day(name, day, replay(engine, day)) for name, engine in engines.items()]

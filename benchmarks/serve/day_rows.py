@@ -21,6 +21,7 @@ class DayRow(EngineRow):
         next_ms, next_ms_p99: between two steps that brought a request tokens, of `gaps` of them.
         prompt_tokens, cached_tokens: of a prompt by turn, and what the prefix cache held of it, means.
         cached_share: of all prompts together.
+        right: as `Replayed.right`.
         alone_over_stock, day_over_stock: as `over_stock`, of the pace alone and of days per second.
     """
 
@@ -40,6 +41,7 @@ class DayRow(EngineRow):
     prompt_tokens: Sequence[float]
     cached_tokens: Sequence[float]
     cached_share: float
+    right: Sequence[Sequence[bool]] = ()
     alone_over_stock: float | None = None
     day_over_stock: float | None = None
 
@@ -68,5 +70,5 @@ def row_of_day(policy: str, day: Day, seen: Replayed) -> DayRow:
         first_ms=first, first_ms_p90=first_p90, next_ms=later, next_ms_p99=later_p99, gaps=len(seen.gaps),
         prompt_tokens=[tokens / day.conversations for tokens in seen.prompts],
         cached_tokens=[tokens / day.conversations for tokens in seen.cached],
-        cached_share=sum(seen.cached) / sum(seen.prompts),
+        cached_share=sum(seen.cached) / sum(seen.prompts), right=seen.right,
     )  # fmt: skip

@@ -1,9 +1,18 @@
 """The tables that `python -m benchmarks serve` and `agent` print."""
 
+from collections.abc import Sequence
 from functools import partial
 
+from saccade.eval.interval import wilson
 from saccade.report.timings import SERVING_COLUMNS, timing_table
 from saccade.report.wording import Columns, number
+
+
+def right_of(turns: Sequence[Sequence[bool]]) -> str:
+    """Right answers of all conversations with their 95% interval (Wilson); a dash where nothing was asked."""
+    right, asked = sum(map(sum, turns)), sum(map(len, turns))
+    return "{} of {} ({:.0%} to {:.0%})".format(right, asked, *wilson(right, asked)) if asked else "-"
+
 
 COLUMNS: Columns = {
     "clients": lambda row: str(row["clients"]),
@@ -30,6 +39,7 @@ DAY_COLUMNS: Columns = {
     "next, ms": COLUMNS["next, ms"],
     "p99": COLUMNS["next p99"],
     "cached": lambda row: f"{sum(row['cached_tokens']) / len(row['cached_tokens']):,.0f}",
+    "right": lambda row: right_of(row["right"]),
     "drift": COLUMNS["stock's drift"],
 }
 """Tokens that are cached are the mean of all prompts'."""

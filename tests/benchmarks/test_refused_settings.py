@@ -55,6 +55,9 @@ REFUSED = {
         "--turns 1": "'1' is not valid; whole numbers from 2",
         "--answers 16,4": "answers=16,4 is not valid: the shortest and the longest, such as 50,800",
         "--answers 4,8,16": "answers=4,8,16 is not valid",
+        "--facts": "answers=4,16 is not valid with facts: of at least 8 tokens",
+        "--facts --answers 8,9": "model folder 'smollm2-135m' does not exist",
+        "--facts --answers 8,9 --shape {}": "turn 1 of 3: 64 new tokens, 16 of them shared, are too few to",
         "--end 113": "end=113 has no room for 3 answers of up to 16 tokens behind 64 and for what is said between",
         "--shared 1": "shared=1.0 is not valid",
     },
@@ -65,5 +68,8 @@ REFUSED = {
 def test_bad_input_is_one_line(fails: Fails, model_folder: Path, monkeypatch: pytest.MonkeyPatch, command: str) -> None:
     monkeypatch.setattr(sys.modules["saccade.cli.bench"], "find_spec", lambda name: object())
     model = ("--model", model_folder) if command == "soak" else ()
-    said = {given: fails(command, *model, *SIZES[command].split(), *given.split()) for given in REFUSED[command]}
+    said = {
+        given: fails(command, *model, *SIZES[command].split(), *given.format(model_folder).split())
+        for given in REFUSED[command]
+    }
     assert {given: line for given, line in said.items() if REFUSED[command][given] not in line} == {}

@@ -1,6 +1,7 @@
 """`python -m benchmarks serve` and `agent` without vLLM: what is refused, what is asked, and what counts."""
 
 import json
+import re
 import sys
 from dataclasses import dataclass, field, replace
 from itertools import islice, pairwise
@@ -266,6 +267,31 @@ def test_prompts_are_all_that_was_said() -> None:
     # Another number of conversations shares nothing with these, nor does the short day before.
     for other in (replace(DAY, conversations=3), DAY.before(), replace(DAY.before(), conversations=1)):
         assert next(other.conversation(0))[0][:10] != first[0][:10]
+
+
+def test_codes_are_told_before_they_are_asked_for(model_folder: Path) -> None:
+    """Each prompt ends with a question for a code that stood in it, which no other asks for; and answers are judged."""
+    day = replace(DAY, turns=4, start=600, end=1000, answers=(8, 16), shared=0.25, model=str(model_folder))
+    asked, begun = [], []
+    for number, script in enumerate(day.scripts):
+        talk, answer, tokenizer = day.conversation(number), list[int](), script.tokenizer
+        for turn, (length, tokens) in enumerate(day.lengths(number)):
+            prompt, wanted = talk.send(answer) if turn else next(talk)
+            assert (len(prompt), wanted) == (length, tokens)
+            said = tokenizer.decode(prompt)
+            before, found = (
+                said.split("The code of the "),
+                re.search(r"What is the code of the (.+)\?\nAnswer", said[-120:]),
+            )
+            assert found is not None and said.endswith(f"The code of the {found[1]} is")
+            (code,) = {text[len(found[1]) + 4 :][:4] for text in before if re.match(rf"{found[1]} is \d{{4}}\.", text)}
+            for text, right in ((f" {code}.", True), (f" {code}1", False), (f" not {code}", False)):
+                assert script.right(turn, tokenizer(text, add_special_tokens=False)["input_ids"]) == right
+            asked.append(found[1])
+            begun += [] if turn else [prompt]
+            answer = [0] * tokens
+    assert len(set(asked[:4])) == len(set(asked[4:])) == 4
+    assert begun[0][:150] == begun[1][:150] and begun[0][150:] != begun[1][150:]
 
 
 @pytest.mark.usefixtures("vllm")

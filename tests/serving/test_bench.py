@@ -22,6 +22,7 @@ from benchmarks.serve.agent import AgentJob, AgentSettings
 from benchmarks.serve.clients import ClientsJob, ClientsSettings
 from benchmarks.serve.day import Day
 from benchmarks.serve.day_rows import DayRow
+from benchmarks.serve.rows import LoadRow
 from commands import invoker
 from saccade.adapters.vllm.cache_dtype import as_numbers
 from saccade.adapters.vllm.options import ServeOptions
@@ -132,18 +133,24 @@ def test_every_engine_stands_on_the_same_cache(
 
 
 def test_clients_and_agents_are_served_from_the_prefix_cache(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Rectified; three of four blocks of a prompt are shared, and the two first prompts fill them."""
+    """Rectified; three of four blocks of a prompt are shared, and the two first prompts fill them.
+
+    The model has its own weights: the agents of one day are told codes, and some of their answers are right.
+    """
     settings = {**SETTINGS, "contexts": ["256,128"], "batches": ["2"], "policies": ["resa"], "steps": None}
-    job = ClientsJob.check(ClientsSettings(**settings, new_tokens=4, shared=0.75, requests=6))
-    # The same engines go through a day of two conversations.
+    clients = ClientsJob.check(ClientsSettings(**settings, new_tokens=4, shared=0.75, requests=6))
+    # The same engines go through two days of two conversations.
     settings |= {"contexts": ["110,256"], "turns": 3, "answers": "20,40", "shared": 0.3}
-    agents, days, serve = AgentJob.check(AgentSettings(**settings)), list[DayRow](), ClientsJob.measure
+    agents, days, loads = AgentJob.check(AgentSettings(**settings)), list[DayRow](), list[LoadRow]()
+    settings |= {"contexts": ["150,260"], "turns": 2, "answers": "8,16", "shared": 0.0, "facts": True}
+    job, own = AgentJob.check(AgentSettings(**settings)), AgentJob.measure
 
-    def measure(job: ClientsJob, engines: Any, point: int) -> Any:
-        days.extend(agents.measure(engines, 2))
-        return serve(job, engines, point)
+    def measure(job: AgentJob, engines: Any, point: int) -> Any:
+        days.extend(own(agents, engines, 2))
+        loads.extend(clients.measure(engines, 2))
+        return own(job, engines, point)
 
-    monkeypatch.setattr(ClientsJob, "measure", measure)
+    monkeypatch.setattr(AgentJob, "measure", measure)
     results = job.run(lambda unit, results: None)
     lengths = [Day(2, 3, 110, 256, 0.3, (20, 40), agents.vocabulary).lengths(number) for number in range(2)]
     for row in days:
@@ -157,16 +164,19 @@ def test_clients_and_agents_are_served_from_the_prefix_cache(monkeypatch: pytest
     # Answers of 32 tokens have a dense pass; of these shorter ones nothing is clean.
     clean = [fmean(one[turn][0] // 32 * 32 for one in lengths) for turn in range(2)]
     assert cached["resa"] == [16, *clean] != [16, *said]
-    assert [row["policy"] for row in results["rows"]] == ["stock", "resa", STOCK_AGAIN]
+    assert [row.policy for row in loads] == [row["policy"] for row in results["rows"]] == ["stock", "resa", STOCK_AGAIN]
     assert results["notes"] == []
-    for row in results["rows"]:
-        assert row["requests"] >= 6
-        assert row["cached_share"] == 0.75
-        assert row["requests_per_second"] > 0
-        assert 0 < row["next_ms"] <= row["next_ms_p99"]
-        assert 0 < row["first_ms"] <= row["first_ms_p99"]
+    right = [row["right"] for row in results["rows"]]
+    assert right[0] == right[2] and [len(turns) for turns in right[1]] == [2, 2]
+    assert sum(map(sum, right[0])) > 0
+    for row in loads:
+        assert row.requests >= 6
+        assert row.cached_share == 0.75
+        assert row.requests_per_second > 0
+        assert 0 < row.next_ms <= row.next_ms_p99
+        assert 0 < row.first_ms <= row.first_ms_p99
         # Four tokens a request: a first one and three gaps, but for requests that were under way at either end.
-        assert abs(row["gaps"] - 3 * row["firsts"]) <= 6
+        assert abs(row.gaps - 3 * row.firsts) <= 6
 
 
 class Graphs:

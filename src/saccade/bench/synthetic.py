@@ -42,7 +42,7 @@ def request_for(prompt: list[int], tokens: int) -> tuple[Any, Any]:
 
 
 class Engine:
-    """vLLM's `LLM` with random weights.
+    """vLLM's `LLM`, with random weights unless `load_format` says otherwise.
 
     Args:
         options: of saccade; None is stock vLLM.
@@ -64,7 +64,7 @@ class Engine:
         import vllm
         from vllm.engine.arg_utils import EngineArgs
 
-        ours: dict[str, Any] = {}
+        ours, settings = dict[str, Any](), {"load_format": "dummy", **settings}
         if options is not None:
             ours = engine_settings(options, settings["model"], apart=apart, fixed=not adaptive)
             if options.drafts:
@@ -75,10 +75,9 @@ class Engine:
                 if adaptive:
                     settings["max_num_seqs"] = max(settings["max_num_seqs"], len(told[BY_BATCH]))
             if options.rewrites is not None:
-                config = EngineArgs(load_format="dummy", **{**settings, **ours}).create_engine_config()
+                config = EngineArgs(**{**settings, **ours}).create_engine_config()
                 ours |= pass_settings(config, options.rewrites)
         self.llm = vllm.LLM(
-            load_format="dummy",
             enable_chunked_prefill=True,
             disable_log_stats=True,
             seed=0,
