@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from benchmarks.gpu import captured, kernels, page_searches, passes, planting, timing
+from benchmarks.gpu import kernels, layers, passes, planting, timing
 
 SHORT = ("--seconds", "600")
 Rehearsed = Callable[..., Any]
@@ -39,10 +39,12 @@ def test_a_rehearsal_leaves_nothing_out(rehearsed: Rehearsed, monkeypatch: pytes
 
 
 def test_a_rehearsal_of_steps(rehearsed: Rehearsed) -> None:
-    found = rehearsed(captured, *SHORT)
+    found = rehearsed(layers, *SHORT)
     assert found["left_out"] == []
-    points = [(2, 16), (3, 2100), (2, 20)]
-    assert [(row["rows"], row["length"]) for row in found["rows"]] == [point for point in points for _ in range(4)]
+    points = [(2, 20), (1, 4096)]
+    assert [(row["rows"], row["length"]) for row in found["rows"]] == [
+        point for point in points for _ in layers.POLICIES
+    ]
 
 
 def test_a_rehearsal_of_planting(rehearsed: Rehearsed) -> None:
@@ -53,15 +55,6 @@ def test_a_rehearsal_of_planting(rehearsed: Rehearsed) -> None:
     assert set(found["search_ms"]) == {"1", "2"}
     assert found["tokens"]["equal_in_every_split"] and found["tokens"]["equal_labels"] > 0.9
     assert found["tokens"]["kernels_1024"]["slices"] == found["tokens"]["torch_1024"]["slices"] == 4
-
-
-def test_a_rehearsal_of_page_searches(rehearsed: Rehearsed) -> None:
-    found = rehearsed(page_searches)["points"]
-    assert [(one["rows"], one["length"], one["sets"]) for one in found[::2]] == [
-        (rows, length, sets) for rows, length in ((2, 20), (1, 4096)) for sets in ("quest", "resa")
-    ]
-    assert {one["constants"] for one in found} == {"as it is", "most=0"}
-    assert all(one["ms"] > 0 for one in found)
 
 
 def test_a_rehearsal_of_passes(rehearsed: Rehearsed) -> None:
