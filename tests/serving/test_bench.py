@@ -26,6 +26,7 @@ from benchmarks.serve.rows import LoadRow
 from commands import invoker
 from saccade.adapters.vllm.cache_dtype import as_numbers
 from saccade.adapters.vllm.options import ServeOptions
+from saccade.adapters.vllm.worker import lossless
 from saccade.bench.serving import ServingJob, ServingSettings
 from saccade.bench.synthetic import SyntheticEngine
 from saccade.bench.variants import STOCK_AGAIN
@@ -177,6 +178,20 @@ def test_clients_and_agents_are_served_from_the_prefix_cache(monkeypatch: pytest
         assert 0 < row.first_ms <= row.first_ms_p99
         # Four tokens a request: a first one and three gaps, but for requests that were under way at either end.
         assert abs(row.gaps - 3 * row.firsts) <= 6
+
+
+@pytest.mark.parametrize("inherited", [True, False])
+def test_a_worker_that_inherits_the_extension_is_not_given_it_again(
+    monkeypatch: pytest.MonkeyPatch, inherited: bool
+) -> None:
+    def started(**given: Any) -> Any:
+        raise ValueError("worker_extension_cls" in given)
+
+    monkeypatch.setattr(vllm, "LLM", started)
+    monkeypatch.setattr(lossless, "LosslessWorker", SyntheticWorker if inherited else object)
+    options = ServeOptions(Policy.from_spec(f"{TIDAL},rectify=4:verify"))
+    with pytest.raises(ValueError, match=str(not inherited)):
+        SyntheticEngine(options, model=str(model_path()), max_num_seqs=2)
 
 
 class Graphs:

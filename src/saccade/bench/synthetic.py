@@ -64,10 +64,18 @@ class Engine:
         import vllm
         from vllm.engine.arg_utils import EngineArgs
 
-        ours, settings = dict[str, Any](), {"load_format": "dummy", **settings}
+        ours, settings, extension = (
+            dict[str, Any](),
+            {"load_format": "dummy", **settings},
+            {"worker_extension_cls": WORKER},
+        )
         if options is not None:
             ours = engine_settings(options, settings["model"], apart=apart, fixed=not adaptive)
             if options.drafts:
+                from ..adapters.vllm.worker.lossless import LosslessWorker
+
+                # Engines of one process share classes: vLLM's own worker was extended, and this one inherits that.
+                extension = {} if hasattr(LosslessWorker, "fill_cache") else extension
                 told = ours["speculative_config"]
                 if draft_rate is not None:
                     rates = [draft_rate**number for number in range(1, told["num_speculative_tokens"] + 1)]
@@ -78,17 +86,11 @@ class Engine:
                 config = EngineArgs(**{**settings, **ours}).create_engine_config()
                 ours |= pass_settings(config, options.rewrites)
         self.llm = vllm.LLM(
-            enable_chunked_prefill=True,
-            disable_log_stats=True,
-            seed=0,
-            worker_extension_cls=WORKER,
-            **ours,
-            **settings,
+            enable_chunked_prefill=True, disable_log_stats=True, seed=0, **extension, **ours, **settings
         )
-        seconds = time.perf_counter() - start
         config = self.llm.llm_engine.vllm_config
         self.facts = {
-            "start_seconds": round(seconds, 1),
+            "start_seconds": round(time.perf_counter() - start, 1),
             "tokens": config.cache_config.num_gpu_blocks * config.cache_config.block_size,
             "model_runner": "V2" if config.use_v2_model_runner else "V1",
             "async_scheduling": bool(config.scheduler_config.async_scheduling),
