@@ -48,10 +48,8 @@ class Muon:
             torch._foreach_add_(parameters, list(update.unbind()), alpha=-scale)
 
     def state_dict(self) -> dict[str, Tensor]:
-        """The velocities, by shape."""
         return {"x".join(map(str, shape)): velocity for shape, velocity in self.velocity.items()}
 
     def load_state_dict(self, state: dict[str, Tensor]) -> None:
-        """Restore what `state_dict` returned."""
         for shape, velocity in self.velocity.items():
             velocity.copy_(state["x".join(map(str, shape))])

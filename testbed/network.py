@@ -21,23 +21,12 @@ def model_config(
 ) -> Qwen3Config:
     """The configuration of the bundled model, or of another one with heads like its own."""
     config = Qwen3Config(
-        vocab_size=vocabulary,
-        hidden_size=hidden,
-        intermediate_size=feed_forward,
-        num_hidden_layers=layers,
-        num_attention_heads=8,
-        num_key_value_heads=4,
-        head_dim=32,
-        max_position_embeddings=positions,
-        rope_parameters={"rope_type": "default", "rope_theta": 1_000_000.0},
-        rms_norm_eps=EPSILON,
-        tie_word_embeddings=True,
-        bos_token_id=0,
-        eos_token_id=0,
-        pad_token_id=0,
+        vocab_size=vocabulary, hidden_size=hidden, intermediate_size=feed_forward, num_hidden_layers=layers,
+        num_attention_heads=8, num_key_value_heads=4, head_dim=32, max_position_embeddings=positions,
+        rope_parameters={"rope_type": "default", "rope_theta": 1_000_000.0}, rms_norm_eps=EPSILON,
+        tie_word_embeddings=True, bos_token_id=0, eos_token_id=0, pad_token_id=0, dtype="bfloat16",
         architectures=["Qwen3ForCausalLM"],
-        dtype="bfloat16",
-    )
+    )  # fmt: skip
     config.rope_theta = 1_000_000.0  # where transformers 4 reads it
     return config
 

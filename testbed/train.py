@@ -194,7 +194,6 @@ class Trainer:
         partial.rename(path)
 
     def load(self, path: Path) -> None:
-        """Go on from a checkpoint."""
         state = torch.load(path, weights_only=True, map_location=self.device)
         self.network.load_state_dict(state["network"])
         self.muon.load_state_dict(state["muon"])

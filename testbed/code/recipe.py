@@ -73,5 +73,4 @@ def fitting_factor(recipe: Sequence[Stage], seconds_per_step: Mapping[str, float
 
 
 def total(recipe: Sequence[Stage]) -> int:
-    """All steps."""
     return sum(stage.steps for stage in recipe)

@@ -103,18 +103,12 @@ def told(trainer: Trainer, contents: dict[str, Any]) -> dict[str, Any]:
     """What a sitting begins with, for its log."""
     tokens = sum(stage.steps * stage.tokens for stage in trainer.recipe)
     return {
-        "step": trainer.step,
-        "of": trainer.steps,
-        "factor": trainer.factor,
-        "seed": trainer.seed,
-        "stages": {stage.name: stage.steps for stage in trainer.recipe},
-        "tokens": tokens,
-        "epochs": round(tokens / trainer.streams.tokens.size, 1),
-        "data": contents["sha256"],
+        "step": trainer.step, "of": trainer.steps, "factor": trainer.factor, "seed": trainer.seed,
+        "stages": {stage.name: stage.steps for stage in trainer.recipe}, "tokens": tokens,
+        "epochs": round(tokens / trainer.streams.tokens.size, 1), "data": contents["sha256"],
         "parameters": sum(parameter.numel() for parameter in trainer.network.parameters()),
-        "device": device_name(trainer.device),
-        "versions": versions(),
-    }
+        "device": device_name(trainer.device), "versions": versions(),
+    }  # fmt: skip
 
 
 def train(arguments: argparse.Namespace) -> None:
