@@ -9,7 +9,7 @@ import torch
 from attention_contract import (
     choose,
     choose_for_some,
-    expect_hybrid,
+    expect_sparse,
     operations,
     test_all_tokens_match_the_oracle,  # noqa: F401 - of these implementations
     test_heads_that_differ_match_the_oracle,  # noqa: F401
@@ -60,42 +60,38 @@ def test_sets_wide_enough_for_the_bfloat16_product(layout: str, count: int, head
     expect_attention(out, case, [[chosen] * 4])
 
 
-@every_fast_one
-def test_rows_and_sets_of_several_spans(implementation: Implementation) -> None:
-    """Two threads and enough bytes that long heads, and long sets, are cut while short ones are one span."""
-    case = make_case(lengths=[1100, 7, 701], kv_heads=3, head_dim=64, padding=7)
-    with threads(2):
-        for sets, unit, pooling in (("query", 1, "max"), ("kv", 16, "mean"), ("kv", 1, "each")):
-            expect_hybrid(case, sets, unit, (False, True, False), implementation, pooling=pooling, seed=3)
-
-
 @needs_the_library
-def test_the_cut_depends_on_the_number_of_threads_alone() -> None:
-    """Not on who was faster; and a head's spans are joined to what it gives by itself, up to rounding."""
-    case = make_case(layout="paged", lengths=[3000, 7], kv_heads=3, head_dim=64, padding=7)
-    selection, _ = choose_for_some(case, "kv", 1, (True, False, True), 0)
-    outputs = []
-    for count in (1, 2, 2, 2):
-        with threads(count):
-            outputs.append(hybrid_decode(case.q, case.kv, selection, (True, False, True), case.softmax)[0])
-    assert not torch.equal(outputs[0], outputs[1])  # else nothing was cut
-    assert torch.equal(outputs[1], outputs[2])
-    assert torch.equal(outputs[1], outputs[3])
+@pytest.mark.parametrize(
+    ("layout", "dense"),
+    [
+        ("buffer", (True, True, True)),
+        ("paged", (False, True, True)),
+        ("columns", (True, False, True)),
+        ("paged", (False, False, False)),
+    ],
+)
+def test_two_threads(layout: str, dense: Flags) -> None:
+    """Enough bytes that long heads and long sets are cut into spans; the cut depends on the number of threads alone.
 
-
-@pytest.mark.parametrize("dense", [(True, True, True), (False, False, False), (False, True, True)])
-def test_the_scores_are_those_of_decode_scores(dense: Flags) -> None:
-    """Bit for bit: a set must not depend on which of the two operations scored it."""
-    case = make_case(lengths=[3000, 7], kv_heads=3, head_dim=64, dtype=torch.bfloat16)
-    selection, _ = choose_for_some(case, "kv", 1, dense, 0)
-    scored = (dense[0], False, dense[2])
-    for count, pooling in zip((1, 2, 2), get_args(Pooling), strict=True):
-        with threads(count):
-            _, scores = hybrid_decode(case.q, case.kv, selection, dense, case.softmax, pooling=pooling, scored=scored)
-            all_scores = decode_scores(case.q, case.kv, pooling=pooling).unflatten(1, (3, -1))
-        wanted = [all_scores[:, head] for head, flag in enumerate(scored) if flag]
-        assert scores is not None
-        assert torch.equal(scores, torch.cat([all_scores[:, :0].flatten(1, 2), *wanted], dim=1))
+    The scores are those of `decode_scores`, bit for bit: a set must not depend on which operation scored it.
+    """
+    case = make_case(layout=layout, lengths=[2100, 7, 1200], kv_heads=3, head_dim=64, padding=7)
+    selection, tokens = choose_for_some(case, "kv", 1, dense, 0)
+    given, scored = (case.q, case.kv, selection, dense, case.softmax), (dense[0], False, dense[2])
+    outputs = [hybrid_decode(*given, implementation="native")[0]]
+    with threads(2):
+        for pooling in get_args(Pooling):
+            out, scores = hybrid_decode(*given, pooling=pooling, scored=scored, implementation="native")
+            outputs.append(out)
+            every = decode_scores(case.q, case.kv, pooling=pooling, implementation="native")
+            wanted = every.unflatten(1, (3, -1))[:, [head for head, flag in enumerate(scored) if flag]].flatten(1, 2)
+            assert scores is not None and torch.equal(scores, wanted)
+            whole = dense_decode_scores(case.q, case.kv, case.softmax, pooling=pooling, implementation="native")[1]
+            assert whole is not None and torch.equal(whole, every)
+        expect_dense(case, None, "native")
+        expect_sparse(case, "kv", 16, 5, 3, "native")
+    expect_attention(outputs[1], case, tokens)
+    assert [torch.equal(outputs[1], other) for other in outputs] == [False, True, True, True]  # else nothing was cut
 
 
 def test_auto_takes_every_layout() -> None:

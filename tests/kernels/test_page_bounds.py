@@ -8,7 +8,6 @@ import torch
 from kernel_caches import int32, make_case
 from kernel_checks import every_implementation, every_index, fast_index, needs_the_library, refused, threads
 from page_bounds_contract import (
-    NOWHERE,
     Bounds,
     bounds_of,
     expect_page_scores,
@@ -118,33 +117,27 @@ def test_the_index_of_a_scorer_follows_its_table() -> None:
 
 
 @needs_the_library
-@pytest.mark.parametrize("entry", [-1, 7, NOWHERE])
-def test_blocks_outside_the_storage_are_refused(entry: int) -> None:
-    case = make_case(lengths=[40], kv_heads=1)
-    blocks = filled(bounds_of(case, 4, 2), case, 4)
-    assert blocks.lower.shape[0] == 7 and blocks.table is not None
-    blocks.table[0, 4] = entry
-    refused("page lies outside the storage", blocks.scores, case, 4, "native")
-
-
-@needs_the_library
 def test_bounds_that_the_library_cannot_take_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
     good = make_case(lengths=[40], kv_heads=1)
     bounds = filled(bounds_of(good, 16), good, 16)
     lower, upper = bounds.lower, bounds.upper
+    turned = lower.transpose(2, 3).contiguous().transpose(2, 3)
     many = replace(good, q=torch.cat([good.q] * 17, dim=1))
     short = replace(good, q=good.q[..., :8])
     for case, low, high, words in (
         (good, lower.half(), upper.half(), "float16"),
         (good, lower, upper.bfloat16(), "bfloat16"),
         (short, lower[..., :8], upper[..., :8], "head dim 8"),
-        (good, lower.transpose(2, 3).contiguous().transpose(2, 3), upper, "strides"),
+        (good, turned, upper, "strides"),
         (many, lower, upper, "34 query heads"),
     ):
         odd = Bounds(low, high)
         refused(words, odd.scores, case, 16, "native")
         wanted = odd.scores(case, 16, "reference")
         torch.testing.assert_close(odd.scores(case, 16)[..., :3], wanted[..., :3])
+    columns = make_case(layout="columns", page=3, lengths=[40], kv_heads=1)
+    refused("strides", bounds.update, columns.kv, 16, [0], 40, "native")
+    refused("bounds have strides", Bounds(turned, upper).update, good.kv, 16, [0], 40, "native")
     refused("the bounds are of a quantised cache", bounds.scores, good, 16, "native", k_scale=torch.ones(1))
     refused("unknown implementation", bounds.scores, good, 16, "fast")
     monkeypatch.setattr(native, "library", lambda: None)

@@ -19,8 +19,20 @@ def narrow_values() -> Case:
     return replace(case, kv=replace(case.kv, v=case.kv.v[..., :8].contiguous()))
 
 
+def turned(case: Case) -> Case:
+    return replace(case, kv=replace(case.kv, v=case.kv.v.transpose(1, 3).contiguous().transpose(1, 3)))
+
+
 UNFIT: dict[str, tuple[Callable[[], Case], dict[str, str]]] = {
     "strided": (lambda: make_case(layout="strided", lengths=[9]), {"cpu": "strides", "native": "strides"}),
+    "narrow columns": (
+        lambda: make_case(layout="columns", page=3, lengths=[9, 4]),
+        {"cpu": "strides", "native": "strides"},
+    ),
+    "values as columns": (
+        lambda: turned(make_case(layout="columns", page=16, lengths=[9])),
+        {"cpu": "strides", "native": "strides"},
+    ),
     "quantised": (small, {"cpu": "quantised", "native": "float8_e4m3fn"}),
     "scaled": (
         lambda: replace(case := make_case(lengths=[9]), kv=replace(case.kv, v_scale=torch.ones(2))),

@@ -190,10 +190,7 @@ SENSELESS: list[tuple[dict[str, Any], tuple[str, ...]]] = [
     ({"heads": "all"}, ("heads=all needs rule=rank_union",)),
     ({"heads": "query", "pooling": "mean"}, ("pooling=mean needs heads=kv",)),
     ({"rule": "rank_union", "pooling": "max"}, ("pooling=max needs heads=kv",)),
-    (
-        {"pooling": "random", "seed": 3},
-        ("pooling='random' is not valid: it is the method random_head of `claims`",),
-    ),
+    ({"pooling": "random", "seed": 3}, ("pooling='random' is not valid: it is the method random_head of `claims`",)),
     ({"rule": "top_p", "top_p": 0.5, **BOUNDS}, ("rule=top_p needs scorer=exact", "probabilities")),
     ({"rule": "threshold", "threshold": 0.5, "page": 2}, ("rule=threshold", "a page of 2 tokens")),
     ({"roles": "f.json", "dense_layers": 2}, ("dense_layers=2 does not fit roles=f.json",)),

@@ -8,7 +8,6 @@ import pytest
 import torch
 from attention_contract import (
     choose,
-    expect_everything,
     expect_hybrid,
     expect_sparse,
     operations,
@@ -21,7 +20,6 @@ from attention_contract import (
 from kernel_caches import int32, make_case
 from kernel_checks import expect_attention, expect_dense, refused
 from quantised import (
-    quantised,
     test_attention_matches_the_oracle,  # noqa: F401
 )
 
@@ -69,15 +67,6 @@ def test_sixty_four_heads_are_told_apart() -> None:
     dense: Flags = tuple(head in (0, 31, 32, 63) for head in range(64))
     scored: Flags = tuple(head in (31, 63) for head in range(64))
     expect_hybrid(case, "kv", 1, dense, "triton", pooling="max", scored=scored)
-
-
-@pytest.mark.parametrize(("dtype", "per_head"), in_turn([torch.float8_e4m3fn, torch.float8_e5m2], [True, False]))
-def test_a_quantised_cache_is_scaled(dtype: torch.dtype, per_head: bool) -> None:
-    plain = make_case(layout="buffer", lengths=[50, 9], kv_heads=2, group=2, head_dim=16, padding=7)
-    k_scale = torch.tensor([0.5, 2.0]) if per_head else torch.tensor(2.0)
-    case = quantised(plain, k_scale, torch.tensor([4.0, 0.25]), torch.float32, dtype)
-    for pooling in ("each", "mean"):
-        expect_everything(case, "triton", "kv", 1, pooling, (False, True))
 
 
 @pytest.mark.parametrize(("cache", "query"), [(torch.float16, torch.float32), (torch.float32, torch.float16)])

@@ -11,7 +11,6 @@ from page_bounds_contract import (
     Bounds,
     bounds_of,
     expect_page_scores,
-    expect_update,
     filled,
     test_a_query_that_is_no_number_does_not_pass_for_one,  # noqa: F401 - of the kernels
     test_a_row_may_have_no_page,  # noqa: F401
@@ -22,8 +21,6 @@ from page_bounds_contract import (
     test_rows_that_share_a_block,  # noqa: F401
 )
 from quantised import (
-    expect_bound_scores,
-    quantised,
     test_a_pages_score_bounds_those_of_its_tokens,  # noqa: F401
     test_bounds_are_numbers_of_the_cache,  # noqa: F401
 )
@@ -89,24 +86,6 @@ def test_which_queries_meet_tensor_cores() -> None:
     assert not kernels.plan(half, bounds, bounds.float(), "max").dot
     assert not kernels.plan(half.bfloat16(), bounds, bounds, "max").dot
     assert not kernels.plan(half[:, :4], bounds, bounds, "max").dot
-
-
-@pytest.mark.parametrize(
-    ("dtype", "query", "pooling"),
-    [
-        (torch.float8_e4m3fn, torch.float32, "max"),
-        (torch.float8_e5m2, torch.float16, "mean"),
-        (torch.float8_e5m2, torch.float16, "each"),
-    ],
-)
-def test_quantised(dtype: torch.dtype, query: torch.dtype, pooling: Pooling) -> None:
-    """Bounds hold the cache's numbers as they are stored, and the scores are those of what they stand for."""
-    plain = make_case(layout="paged", lengths=[37, 20], group=3, padding=1)
-    for scale in (torch.tensor([0.25, 3.0]), torch.tensor([3.0])):
-        case = quantised(plain, scale, scale, query, dtype)
-        for implementation in ("reference", "triton"):
-            expect_update(case, bounds_of(case, 4), 4, [0, 0], 37, implementation)
-            expect_bound_scores(case, 4, pooling, implementation)
 
 
 def test_what_it_cannot_take_is_named() -> None:
