@@ -1,10 +1,11 @@
 """Cluster search against naive loops over nested lists; all numbers are exact in float32, so that ties are too."""
 
-import math
 from dataclasses import dataclass
+from itertools import pairwise
 from random import Random
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -12,20 +13,12 @@ from hypothesis import strategies as st
 from kernel_checks import fewer
 from torch import Tensor
 
+from methods.oracles_cluster import HeadIndex, Margin, Node, Settings
 from saccade.selection.clusters.search import SearchWidths, cluster_search, lay_out
 from saccade.selection.clusters.tree import ClusterTree
 from saccade.types import Selection
 
 DIM = 4
-
-
-@dataclass
-class Node:
-    """A unit or cluster: children are clusters' numbers of a unit, chunk numbers of a cluster as they are taken."""
-
-    centroid: list[float]
-    radius: float
-    children: list[int]
 
 
 @dataclass
@@ -42,36 +35,10 @@ def naive(row: Row, head: int, query: list[float], budget: int, sinks: int) -> l
     """Positions: whole chunks in order, as long as they fit (LycheeCluster, section 4.4, and our ruling on ties)."""
     if row.length <= budget or len(row.edges) < 2:
         return list(range(row.length))
-    end = row.edges[-1]
-    room = budget - sinks - (row.length - 1 - end) - 1
-    size = [stop - start for start, stop in zip(row.edges, row.edges[1:], strict=False)]
-
-    def bound(node: Node) -> float:
-        product = math.fsum(a * b for a, b in zip(query, node.centroid, strict=True))
-        return product + math.hypot(*query) * node.radius
-
-    units = sorted(range(len(row.units[head])), key=lambda number: (-bound(row.units[head][number]), number))
-    kept: list[int] = []
-    held = 0
-    for number in units:
-        if held >= 4 * budget:
-            break
-        kept.append(number)
-        clusters = row.units[head][number].children
-        held += sum(size[chunk] for cluster in clusters for chunk in row.clusters[head][cluster].children)
-    candidates = [cluster for unit in kept for cluster in row.units[head][unit].children]
-    candidates.sort(key=lambda number: (-bound(row.clusters[head][number]), number))
-    chunks: list[int] = []
-    full = False
-    for cluster in candidates:
-        for chunk in row.clusters[head][cluster].children:
-            full = full or size[chunk] > room
-            if full:
-                break
-            room -= size[chunk]
-            chunks.append(chunk)
-    tokens = [position for chunk in chunks for position in range(row.edges[chunk], row.edges[chunk + 1])]
-    return sorted([*range(sinks), *tokens, *range(end, row.length)])
+    spans, end = list(pairwise(row.edges)), row.edges[-1]
+    index = HeadIndex(Settings(budget, sinks), Margin(), spans, clusters=row.clusters[head], units=row.units[head])
+    chosen = index.search(np.array(query), budget - sinks - (row.length - end))
+    return sorted([*range(sinks), *(token for span in chosen for token in range(*span)), *range(end, row.length)])
 
 
 @dataclass(repr=False)
@@ -117,12 +84,7 @@ def padded(rows: list[Row], dim: int, dtype: torch.dtype, holes: Random | None) 
         return torch.zeros((batch, *sizes), dtype=torch.int32)
 
     def junk(*sizes: int) -> Tensor:
-        drawn = holes or Random(0)
-        return (
-            torch.tensor([drawn.randint(-(2**30), 2**30) for _ in range(batch * math.prod(sizes))])
-            .int()
-            .view(-1, *sizes)
-        )
+        return torch.randint(-(2**30), 2**30, (batch, *sizes), generator=torch.Generator().manual_seed(0)).int()
 
     def nans(*sizes: int) -> Tensor:
         return torch.full((batch, heads, *sizes), torch.nan)
@@ -190,7 +152,7 @@ def cases(draw: st.DrawFn) -> Case:
         return spread([random.randint(-2 * grain, 2 * grain) / grain for _ in range(DIM)])
 
     def node() -> Node:
-        return Node(vector(), random.randint(0, 2 * grain) / grain, [])
+        return Node(np.array(vector()), [], random.randint(0, 2 * grain) / grain)
 
     def row() -> Row:
         chunks = random.randint(0, 14)

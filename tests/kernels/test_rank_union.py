@@ -77,77 +77,43 @@ def expect_merged(merged: Tensor, found: Tensor, ranked: Ranked, limit: int) -> 
 def expect_framed(
     ranked: Ranked, lengths: list[int], frame: tuple[int, int, int], merged: Tensor, found: Tensor
 ) -> None:
-    """Each row's sinks, its window and the union of the lists between them; `frame` is sinks, limit and window."""
+    """All of a row that fits, whatever its lists say; else its sinks, its window and the lists' union between them.
+
+    `frame` is sinks, limit and window.
+    """
     sinks, limit, window = frame
     for row, length in enumerate(lengths):
-        wanted = {*range(length)[:sinks], *range(length)[-window:]}
-        wanted |= {sinks + position for position in oracles.rank_union(ranked[row], limit)}
+        union = [sinks + position for position in oracles.rank_union(ranked[row], limit)]
+        fits = length <= sum(frame)
+        wanted = range(length) if fits else {*range(sinks), *union, *range(length - window, length)}
         assert found[row].tolist() == [len(wanted)]
         assert merged[row, 0].tolist() == sorted(wanted) + [-1] * (sum(frame) - len(wanted))
 
 
+sizes = st.tuples(st.integers(1, 9), st.integers(1, 90 if INTERPRETED else 30), st.integers(0, 3))
+ends = st.sampled_from(((0, 0), (3, 6), (2, 0)))
+"""Sinks and a window."""
+
+
 @fewer(30)
-@given(
-    st.integers(1, 2 if INTERPRETED else 3),
-    st.integers(1, 9),
-    st.integers(1, 90 if INTERPRETED else 30),
-    st.integers(1, 120 if INTERPRETED else 50),
-    st.integers(0, 3),
-    st.booleans(),
-    index_implementations,
-    seeds,
-)
+@given(sizes, st.integers(1, 120), ends, st.booleans(), index_implementations, seeds)
 def test_rank_union_matches_the_oracle(
-    batch: int,
-    heads: int,
-    universe: int,
+    sizes: tuple[int, int, int],
     limit: int,
-    slack: int,
+    ends: tuple[int, int],
     agreeing: bool,
     implementation: Implementation,
     seed: int,
 ) -> None:
-    ranked = rankings(batch, heads, universe, seed, agreeing=agreeing)
+    """Long rows; and one that fits between what it fits in, and one shorter than its sinks."""
+    (heads, universe, slack), (sinks, window) = sizes, ends
+    ranked = rankings(4, heads, universe, seed, agreeing=agreeing)
     width = max(len(choices) for row in ranked for choices in row) + slack or 1
-    expect_union(ranked, width, universe, limit, implementation)
-
-
-@every_implementation
-def test_the_union_between_sinks_and_a_window(implementation: Implementation) -> None:
-    """Rows of which the sinks and the window leave something, or nothing, and one shorter than its sinks."""
-    pick = random.Random(6)
-    sinks, window, limit, lengths = 3, 6, 11, [50, 12, 9, 8, 2, 0]
-    middles = [max(length - sinks - window, 0) for length in lengths]
-    ranked = [[pick.sample(range(middle), middle) for _ in range(2)] for middle in middles]
-    merged, found = framed_rank_union(
-        *lists_of(ranked, 41),
-        int32(lengths),
-        limit,
-        sinks=sinks,
-        window=window,
-        universe=47,
-        implementation=implementation,
-    )
+    lengths = [2**30, max(universe, limit) + sinks + window + 1, sinks + limit + window, sinks // 2]
+    how: Any = {"sinks": sinks, "window": window, "universe": universe, "implementation": implementation}
+    merged, found = framed_rank_union(*lists_of(ranked, width), int32(lengths), limit, **how)
+    assert merged.dtype == found.dtype == torch.int32
     expect_framed(ranked, lengths, (sinks, limit, window), merged, found)
-
-
-@every_implementation
-def test_a_row_that_fits_is_its_own_set_whatever_its_lists_say(implementation: Implementation) -> None:
-    lengths = [20, 21, 7, 0]
-    merged, found = framed_rank_union(
-        int32([[[0, 3, 2, -1]]] * 4),
-        int32([[0], [3], [3], [3]]),
-        int32(lengths),
-        11,
-        sinks=3,
-        window=6,
-        universe=40,
-        implementation=implementation,
-    )
-    assert found.flatten().tolist() == [20, 12, 7, 0]
-    for row in (0, 2, 3):
-        assert merged[row, 0].tolist() == [*range(lengths[row])] + [-1] * (20 - lengths[row])
-    assert merged[1, 0].tolist() == [0, 1, 2, 3, 5, 6, 15, 16, 17, 18, 19, 20] + [-1] * 8
 
 
 @every_implementation

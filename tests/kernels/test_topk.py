@@ -21,16 +21,6 @@ from saccade.kernels._native import library as native
 from saccade.kernels.topk.api import topk, topk_and_last
 
 
-@pytest.mark.parametrize("implementation", every_index)
-def test_every_k(implementation: Implementation) -> None:
-    """Among few distinct scores the cut falls between equals for almost every k."""
-    for style in STYLES:
-        scores = make_scores(style, (1, 2, 64), 7)
-        for k in range(1, 66):
-            expect_topk(scores, [64], k, "position", implementation)
-            expect_topk(scores, [61], k, "score", implementation)
-
-
 @pytest.mark.parametrize("implementation", fast_index)
 @pytest.mark.parametrize("style", STYLES)
 def test_long_rows_with_ties_far_apart(style: str, implementation: Implementation) -> None:

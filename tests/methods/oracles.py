@@ -95,9 +95,3 @@ def token_recall(q: Array, k: Array, sets: list[list[int]], count: int) -> list[
         top = best(rows[h], every, count)
         result.append(len(set(top) & set(s)) / len(top))
     return result
-
-
-def share_attended(sets: Sets, length: int) -> float:
-    """Mean over all layers and heads of the share of the cache that is attended."""
-    shares = [len(s) / length for layer in sets for s in layer]
-    return sum(shares) / len(shares)

@@ -17,7 +17,7 @@ from attention_contract import (
     test_sets_match_the_oracle,  # noqa: F401
     test_whole_rows_and_rows_that_only_pad,  # noqa: F401
 )
-from kernel_caches import int32, make_case
+from kernel_caches import make_case
 from kernel_checks import expect_attention, expect_dense, refused
 from quantised import (
     test_attention_matches_the_oracle,  # noqa: F401
@@ -26,8 +26,7 @@ from quantised import (
 from saccade.kernels._triton import plan
 from saccade.kernels.dense_decode_scores.api import dense_decode_scores
 from saccade.kernels.sparse_decode.api import sparse_decode
-from saccade.types import Flags, Pooling, Selection, Softmax, Workspace
-from walking import in_turn
+from saccade.types import Flags, Pooling, Softmax, Workspace
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -36,13 +35,6 @@ def _several_parts() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(plan, "tuning", lambda *_: plan.Tuning(block=16, warps=4, stages=3, resident=8))
         yield
-
-
-@pytest.mark.parametrize(("pooling", "layout"), in_turn(get_args(Pooling), ["buffer", "paged"]))
-def test_rows_shorter_than_the_bound_and_than_the_parts(pooling: Pooling, layout: str) -> None:
-    """Parts without a token weigh nothing."""
-    case = make_case(layout=layout, lengths=[200, 1, 33], kv_heads=1, padding=7, loose=60)
-    expect_dense(case, pooling, "triton")
 
 
 @pytest.mark.parametrize("parts", [2, 17])
@@ -115,14 +107,6 @@ def test_long_bounds_make_no_more_programs_than_rounds_are_worth(rows: int) -> N
     (parts,) = plan.split_counts(((rows, 8192),), 264)
     assert parts * rows <= max(plan.MOST_WAVES * 264, rows)
     assert (parts + 1) * rows > 264
-
-
-def test_a_set_of_one_token_far_from_the_others_is_found() -> None:
-    """The last id of a long set, in the last part, whose key alone matters."""
-    case = make_case(layout="paged", lengths=[90], kv_heads=1, group=1, head_dim=16, style="peaked", padding=7)
-    selection = Selection(int32([[[*range(0, 80, 2), 89, *[-1] * 30]]]), int32([[41]]))
-    out = sparse_decode(case.q, case.kv, selection, case.softmax, implementation="triton")
-    expect_attention(out, case, [[[*range(0, 80, 2), 89]]])
 
 
 @pytest.mark.parametrize(

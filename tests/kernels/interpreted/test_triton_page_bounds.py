@@ -15,7 +15,6 @@ from page_bounds_contract import (
     test_a_query_that_is_no_number_does_not_pass_for_one,  # noqa: F401 - of the kernels
     test_a_row_may_have_no_page,  # noqa: F401
     test_a_search_bounds_pages_that_are_full,  # noqa: F401
-    test_every_start_and_count,  # noqa: F401
     test_only_touched_pages_are_recomputed,  # noqa: F401
     test_page_scores_match_the_oracle,  # noqa: F401
     test_rows_that_share_a_block,  # noqa: F401
