@@ -15,6 +15,7 @@ from adapters import tiny
 from adapters.ways import NEW, generate
 from counting import used
 from methods import oracles
+from methods.cases import ORACLES
 from methods.harness import SCALE, SOFTMAX, Decoder, SetRecorder
 from methods.layouts import Batch
 from mixtures import MIXTURES, decoder_of, expected
@@ -104,10 +105,9 @@ def mean_of(values: np.ndarray) -> np.ndarray:
 def test_stats_and_records_are_the_oracles(name: str, seed: int, lengths: list[int], group: int, layout: str) -> None:
     batch = Batch.random(np.random.default_rng(seed), lengths, layers=LAYERS, kv_heads=2, group=group)
     plan = saccade.policy(name, **POLICIES[name]).plan(ModelShape(LAYERS, 2 * group, 2, batch.dim))
-    oracle = getattr(oracles, name)
 
     def sets_of() -> list[oracles.Sets]:
-        return [oracle(q, k, **POLICIES[name]) for q, k in zip(batch.q, batch.k, strict=True)]
+        return [ORACLES[name](q, k, [], **POLICIES[name]).sets for q, k in zip(batch.q, batch.k, strict=True)]
 
     roles = [[role.value for role in layer] for layer in plan.roles.layers]
     check_stats(Decoder(plan), batch, roles, sets_of, layout)

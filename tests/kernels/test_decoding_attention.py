@@ -1,23 +1,15 @@
-"""Decoding attention on CPUs: long rows, threads, memory that is kept, and what does not fit."""
+"""Decoding attention on CPUs: long rows, threads, memory that is kept, what does not fit, and who refuses a call."""
 
 import random
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, get_args
 
 import pytest
 import torch
-from attention_contract import (
-    choose,
-    choose_for_some,
-    expect_sparse,
-    operations,
-    test_all_tokens_match_the_oracle,  # noqa: F401 - of these implementations
-    test_heads_that_differ_match_the_oracle,  # noqa: F401
-    test_rows_that_only_pad_have_no_scores,  # noqa: F401
-    test_sets_match_the_oracle,  # noqa: F401
-    test_whole_rows_and_rows_that_only_pad,  # noqa: F401
-)
-from kernel_caches import LAYOUTS, int32, make_case
+from attention_contract import *  # noqa: F403 - its tests, of these implementations
+from attention_contract import choose, choose_for_some, expect_sparse, operations
+from kernel_caches import LAYOUTS, Case, int32, make_case
 from kernel_checks import (
     every_attention,
     everything,
@@ -27,6 +19,7 @@ from kernel_checks import (
     needs_the_library,
     refused,
     threads,
+    with_other_rows,
 )
 from quantised import (
     small,
@@ -190,3 +183,46 @@ def test_selections_that_do_not_fit_are_named() -> None:
     ):
         refused(words, hybrid_decode, case.q, case.kv, good, heads, case.softmax, pooling=pooling, scored=scored)
     refused("multiple", hybrid_decode, case.q[:, :3], case.kv, good, dense, case.softmax)
+
+
+def narrow_values() -> Case:
+    case = make_case(lengths=[9])
+    return replace(case, kv=replace(case.kv, v=case.kv.v[..., :8].contiguous()))
+
+
+def turned(case: Case) -> Case:
+    return replace(case, kv=replace(case.kv, v=case.kv.v.transpose(1, 3).contiguous().transpose(1, 3)))
+
+
+STRIDES, WIDTHS, WHOLE, SCALED = (
+    dict.fromkeys(("cpu", "native"), words)
+    for words in ("strides", "values are 8 wide, keys 16", "it knows neither rows that are whole", "quantised")
+)
+UNFIT: dict[str, tuple[Callable[[], Case], dict[str, str]]] = {
+    "strided": (lambda: make_case(layout="strided", lengths=[9]), STRIDES),
+    "narrow columns": (lambda: make_case(layout="columns", page=3, lengths=[9]), STRIDES),
+    "values as columns": (lambda: turned(make_case(layout="columns", page=16, lengths=[9])), STRIDES),
+    "quantised": (small, {"cpu": "quantised", "native": "float8_e4m3fn"}),
+    "scaled": (lambda: replace(case := make_case(lengths=[9]), kv=replace(case.kv, v_scale=torch.ones(2))), SCALED),
+    "narrow values": (narrow_values, {**WIDTHS, "triton": WIDTHS["cpu"]}),
+    "whole rows": (lambda: with_other_rows(make_case(lengths=[9]), [True], [False]), WHOLE),
+    "head dim": (lambda: make_case(lengths=[9], head_dim=24), {"native": "head dim 24"}),
+    "half": (lambda: make_case(lengths=[9], dtype=torch.float16), {"native": "float16"}),
+    "group": (lambda: make_case(lengths=[9], kv_heads=1, group=33), {"native": "33 query heads"}),
+}
+
+
+@pytest.mark.parametrize("name", UNFIT)
+def test_who_cannot_take_a_cache_says_why(name: str) -> None:
+    make, reasons = UNFIT[name]
+    for operation in operations(make()).values():
+        for implementation, words in reasons.items():
+            if implementation in (*fast_attention, "triton"):
+                refused(f"'{implementation}' cannot take this call: .*{words}", operation, implementation)
+        found, wanted = operation("auto"), operation("reference")
+        torch.testing.assert_close(found, wanted, **({"rtol": 0, "atol": 0} if "cpu" in reasons else {}))
+
+
+def test_an_unknown_implementation_is_named() -> None:
+    for operation in operations(make_case(lengths=[9])).values():
+        refused("unknown implementation 'fast'", operation, "fast")

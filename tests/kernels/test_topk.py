@@ -5,15 +5,8 @@ import math
 import pytest
 import torch
 from kernel_checks import every_index, fast_index, needs_the_library, refused, threads
-from topk_contract import (
-    ORDERS,
-    STYLES,
-    expect_topk,
-    make_scores,
-    test_any_floats,  # noqa: F401 - of these implementations
-    test_the_last_entries_follow_the_best,  # noqa: F401
-    test_topk_matches_the_oracle,  # noqa: F401
-)
+from topk_contract import *  # noqa: F403 - its tests, of these implementations
+from topk_contract import ORDERS, STYLES, expect_topk, make_scores
 from torch import Tensor
 
 from saccade.kernels._dispatch import Implementation

@@ -6,17 +6,8 @@ from typing import get_args
 
 import pytest
 import torch
-from attention_contract import (
-    choose,
-    expect_hybrid,
-    expect_sparse,
-    operations,
-    test_all_tokens_match_the_oracle,  # noqa: F401 - of the kernels
-    test_heads_that_differ_match_the_oracle,  # noqa: F401
-    test_rows_that_only_pad_have_no_scores,  # noqa: F401
-    test_sets_match_the_oracle,  # noqa: F401
-    test_whole_rows_and_rows_that_only_pad,  # noqa: F401
-)
+from attention_contract import *  # noqa: F403 - its tests, of these implementations
+from attention_contract import choose, expect_hybrid, expect_sparse, operations
 from kernel_caches import make_case
 from kernel_checks import expect_attention, expect_dense, refused
 from quantised import (

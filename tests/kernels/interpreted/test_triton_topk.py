@@ -9,14 +9,9 @@ import topk_contract
 import torch
 from compiling import compile_kernel, expect_fit, pointers, signature_of
 from kernel_checks import DEVICES, refused
+from topk_contract import *  # noqa: F403 - its tests, of these implementations
 from topk_contract import DEVICE_STYLES as STYLES
-from topk_contract import (
-    ORDERS,
-    make_scores,
-    test_any_floats,  # noqa: F401 - of the kernels
-    test_the_last_entries_follow_the_best,  # noqa: F401
-    test_topk_matches_the_oracle,  # noqa: F401
-)
+from topk_contract import ORDERS, make_scores
 
 from saccade.kernels._share import Share
 from saccade.kernels._triton import alone as alone_kernels
