@@ -10,7 +10,7 @@ from typing import Any, get_args
 
 import pytest
 import torch
-from attention_contract import choose, expect_hybrid
+from attention_contract import choose, expect_hybrid, expect_sparse
 from kernel_caches import Case, int32, make_case
 from kernel_checks import expect_attention, expect_dense, needs_the_library, refused, threads
 from page_bounds_contract import bounds_of, expect_update
@@ -51,6 +51,29 @@ def in_tiles(kv: KVView) -> KVView:
 def tiles(page: int, **changes: Any) -> Case:
     case = columns(page, **changes)
     return replace(case, layout="tiles", kv=in_tiles(case.kv))
+
+
+def expect_updates(case: Case, page: int) -> None:
+    """In one block per row, and in scattered blocks; also past the end of rows, where nothing is touched."""
+    for starts, count in (([0, 0, 0], 500), ([page + 140, 80, 0], 5), ([16, 83, 10**6], 17)):
+        for unit, per_block in ((1, None), (16, None), (40, None), (1, 3), (16, 1), (40, 3)):
+            expect_update(case, bounds_of(case, unit, per_block), unit, starts, count, "native")
+
+
+# Both types and every width of vectors, and for each a page that it does not divide or that is longer.
+@pytest.mark.parametrize(
+    ("page", "dtype", "lanes"),
+    [(5, torch.bfloat16, 4), (48, torch.float32, 8), (16, torch.bfloat16, 16), (128, torch.float32, 16)],
+)
+def test_columns(page: int, dtype: torch.dtype, lanes: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Longer rows than the contracts draw."""
+    monkeypatch.setattr(native, "widest", lanes)
+    case = columns(page, dtype)
+    for pooling in get_args(Pooling):
+        expect_dense(case, pooling, "native")
+    for sets, unit in (("all", 1), ("kv", 3), ("query", 16), ("kv", 1), ("query", 3)):
+        expect_sparse(case, sets, unit, 3, page + unit, "native")
+    expect_updates(columns(page, dtype, kv_heads=1, group=1), page)
 
 
 def test_in_rows() -> None:
@@ -118,14 +141,11 @@ def test_tiles_of_heads_that_differ_a_cap_and_sinks_and_by_two_threads() -> None
 
 @pytest.mark.parametrize("width", [4, 8, 16, 0])
 def test_bounds_of_tiles(width: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """In C on every machine; in one block per row, and in scattered blocks; past the end of rows nothing is touched."""
+    """In C on every machine, vectors of every width."""
     monkeypatch.setattr(native, "widest", width)
     monkeypatch.setattr(native, "reads_tiles", lambda *sizes: native.library() is not None)
     for page in PAGES:
-        case = tiles(page, group=1)
-        for starts, count in (([0, 0, 0], 500), ([page + 140, 80, 0], 5), ([16, 83, 10**6], 17)):
-            for unit, per_block in ((1, None), (16, None), (40, None), (1, 3), (16, 1), (40, 3)):
-                expect_update(case, bounds_of(case, unit, per_block), unit, starts, count, "native")
+        expect_updates(tiles(page, group=1), page)
 
 
 @pytest.mark.parametrize(

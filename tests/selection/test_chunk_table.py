@@ -115,6 +115,15 @@ def test_what_was_cut_is_cut_again_only_where_it_was_forgotten() -> None:
     assert (edges(table, 0), edges(table, 1)) == (naive(text, cuts, 39), naive([0] * 39, cuts, 39))
 
 
+def test_a_delimiter_that_begins_in_front_of_what_is_cut_counts() -> None:
+    """Token by token, and at once."""
+    cuts, text = Cuts(1, 1, 3), [7, 7, 2, 0] * 9
+    table = table_of(cuts, [text])
+    for stop in range(1, len(text)):
+        table.take_in([Intake(0, 0, 0, stop)])
+        assert edges(table) == naive(text, cuts, stop)
+
+
 def test_rows_are_added_and_move() -> None:
     table = table_of(Cuts(1, 2, 4), [[0] * 40, [0] * 40])
     table.take_in([Intake(0, 0, 0, 21), Intake(1, 0, 0, 9)])
