@@ -15,14 +15,15 @@ from adapters import tiny
 from adapters.ways import NEW, generate
 from counting import used
 from methods import oracles
+from methods.cases import ORACLES
 from methods.harness import SCALE, SOFTMAX, Decoder, SetRecorder
 from methods.layouts import Batch
 from mixtures import MIXTURES, decoder_of, expected
 from saccade.decode.counters import Counters
-from saccade.decode.recall import MeanRecall, RecallObserver, recall_of
+from saccade.decode.recall import RecallObserver, recall_of
 from saccade.decode.stats import Rectifications, RunStats
 from saccade.plans.roles import HeadSpan, RoleMap
-from saccade.types import KVView, ModelShape, Role, Rows, Selection, Softmax
+from saccade.types import ModelShape, Role, Selection
 
 LAYERS = 5
 POLICIES: dict[str, dict[str, Any]] = {
@@ -104,10 +105,9 @@ def mean_of(values: np.ndarray) -> np.ndarray:
 def test_stats_and_records_are_the_oracles(name: str, seed: int, lengths: list[int], group: int, layout: str) -> None:
     batch = Batch.random(np.random.default_rng(seed), lengths, layers=LAYERS, kv_heads=2, group=group)
     plan = saccade.policy(name, **POLICIES[name]).plan(ModelShape(LAYERS, 2 * group, 2, batch.dim))
-    oracle = getattr(oracles, name)
 
     def sets_of() -> list[oracles.Sets]:
-        return [oracle(q, k, **POLICIES[name]) for q, k in zip(batch.q, batch.k, strict=True)]
+        return [ORACLES[name](q, k, [], **POLICIES[name]).sets for q, k in zip(batch.q, batch.k, strict=True)]
 
     roles = [[role.value for role in layer] for layer in plan.roles.layers]
     check_stats(Decoder(plan), batch, roles, sets_of, layout)
@@ -165,17 +165,6 @@ def test_recalls_of_any_selection(
         assert got.token[row].tolist() == pytest.approx(token_recall(q, k, sets), abs=TOKEN)
 
 
-def test_the_two_recalls_differ() -> None:
-    """A set that holds the heaviest token alone of four: much mass, few of the best four tokens."""
-    keys = torch.tensor([9.0, 3.0, 2.0, 1.0, 0.0, 0.0, 0.0, 0.0])[None, :, None, None]
-    rows = Rows.on_host(torch.zeros(1, 1, dtype=torch.int32), [0], [8])
-    chosen = Selection(torch.tensor([[[0, 5, 6, 7]]], dtype=torch.int32), torch.tensor([[4]], dtype=torch.int32))
-    got = recall_of(torch.ones(1, 1, 1), KVView(keys, keys, rows), chosen, Softmax(1.0))
-    weights = np.exp([9.0, 3.0, 2.0, 1.0, 0.0, 0.0, 0.0, 0.0])
-    assert float(got.attention) == pytest.approx(weights[[0, 5, 6, 7]].sum() / weights.sum(), abs=1e-6)
-    assert float(got.token) == 0.25
-
-
 def test_spans_of_a_layer_are_put_together_and_broken_steps_left_out() -> None:
     """Heads of mixed roles arrive one span after the other; tokens of one call layer by layer."""
     batch = Batch.random(np.random.default_rng(1), [9, 6], layers=2, kv_heads=2, group=2)
@@ -204,18 +193,6 @@ def test_spans_of_a_layer_are_put_together_and_broken_steps_left_out() -> None:
     assert means[0] == (None, None, 0.0)
     both = (values.double()[:, 1, 2:].mean() for values in (records.attention, records.token))
     assert means[1] == pytest.approx((*map(float, both), 0.5), abs=1e-9)
-
-
-def test_leaving_more_dense_does_not_raise_the_mean() -> None:
-    """What reversed comparisons: the same sets in one layer, with three layers dense around it or one."""
-    one = MeanRecall(0.25, 0.5, 1.0)
-    none = MeanRecall(None, None, 0.0)
-    few, many = MeanRecall.over([one, none]), MeanRecall.over([one, none, none, none])
-    assert few[:2] == many[:2] == (0.25, 0.5)
-    assert few.with_dense == (0.625, 0.75) and many.with_dense == (0.8125, 0.875)
-    assert MeanRecall.over([none, none]) == (None, None, 0.0) and none.with_dense == (1.0, 1.0)
-    # Every head counts once: a layer with a quarter of its heads has a quarter of the say.
-    assert MeanRecall.over([one, MeanRecall(0.75, 1.0, 0.25)])[:2] == pytest.approx((0.35, 0.6))
 
 
 def test_means_lie_on_the_host_whatever_device_is_the_default() -> None:
@@ -264,31 +241,21 @@ def test_recall_costs_nothing_unless_asked_for(monkeypatch: pytest.MonkeyPatch) 
     assert calls
 
 
-def test_stats_before_the_first_step() -> None:
-    stats = RunStats.of("dense", Counters(3), None)
-    assert stats.steps == 0
+def test_what_is_derived_of_counts() -> None:
+    none, counters = RunStats.of("dense", Counters(3), None), Counters(2)
     derived = ("share_attended", "recall", "token_recall", "overflow", "acceptance_rate", "tokens_per_dense_pass")
-    assert all(getattr(stats, name) is None and stats.to_dict()[name] is None for name in derived)
-
-
-def test_overflows_are_a_share_of_sets() -> None:
-    counters = Counters(2)
+    assert none.steps == 0 and all(getattr(none, name) is none.to_dict()[name] is None for name in derived)
     for overflow in (1.0, 0.0, 0.5, 0.5):
-        sets = [[8, 8]], [[overflow > 0, overflow > 0.5]]
-        counters.add([used(0, [16], sets[0], overflowed=sets[1]), used(1, [16], sets[0])])
+        sets, over = [[8, 8]], [[overflow > 0, overflow > 0.5]]
+        counters.add([used(0, [16], sets, overflowed=over), used(1, [16], sets)])
     stats = RunStats.of("tidal", counters, None)
     assert [layer.overflow for layer in stats.layers] == [0.5, 0.0]
     assert stats.overflow == stats.to_dict()["overflow"] == 0.25
-
-
-def test_rectifications_have_rates() -> None:
     rewriting = RunStats.of("resa", Counters(1), None, rectification=Rectifications(passes=3, rewritten=96))
-    assert (rewriting.dense_passes, rewriting.rectifications) == (3, 96)
-    assert rewriting.acceptance_rate is None
-    assert rewriting.tokens_per_dense_pass == 33
+    assert (rewriting.dense_passes, rewriting.rectifications, rewriting.acceptance_rate) == (3, 96, None)
     verifying = RunStats.of("resa", Counters(1), None, rectification=Rectifications(4, 40, drafted=64, accepted=40))
     assert verifying.to_dict()["acceptance_rate"] == 0.625
-    assert verifying.to_dict()["tokens_per_dense_pass"] == 11
+    assert (rewriting.tokens_per_dense_pass, verifying.to_dict()["tokens_per_dense_pass"]) == (33, 11)
 
 
 def test_stats_sum_over_calls_and_are_plain_data() -> None:

@@ -2,8 +2,8 @@
 
 import pytest
 import torch
-from chunk_keys_contract import expect, table
 from kernel_caches import make_case, moved, moved_cache
+from test_chunk_keys import expect, table
 
 from saccade.kernels.chunk_keys.api import chunk_keys
 

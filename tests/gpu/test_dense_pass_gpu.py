@@ -4,9 +4,9 @@ from dataclasses import replace
 
 import pytest
 import torch
-from dense_pass_contract import expect_pass, queries_of
 from device_caches import DIM, DTYPES, GROUP, KV_HEADS, SCALE, captured, expect_close, long_cache
 from kernel_caches import LAYOUTS, make_case, moved, with_cap, with_sinks
+from test_dense_pass import expect_pass, queries_of
 
 from saccade.kernels.dense_pass.api import dense_pass
 from saccade.types import Softmax

@@ -7,7 +7,7 @@ import topk_contract
 import torch
 from device_caches import captured
 from kernel_caches import int32
-from rank_union_contract import expect_merged, rank_union, ranked_of
+from test_rank_union import expect_merged, rank_union, ranked_of
 from topk_contract import DEVICE_STYLES as STYLES
 from topk_contract import ORDERS, expect_chosen
 from torch import Tensor

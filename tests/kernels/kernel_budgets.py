@@ -63,7 +63,7 @@ def attention_error(
     logits = scale * (own @ np.asarray(query))
     spread = float(logits.max() - logits.min())
     peak = float(np.abs(logits).max())
-    error = float((scale * score_error(query, own, 1)).max()) + FLOAT32 * (2 * peak + spread)
+    error = float((abs(scale) * score_error(query, own, 1)).max()) + FLOAT32 * (2 * peak + spread)
     error += 0.0 if cap is None else cap * 2.0**-21
     weight = math.exp(2 * error) * (1 + gamma(count + 5))
     rounded = (1 + UNIT[dtype]) ** 2

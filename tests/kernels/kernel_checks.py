@@ -189,6 +189,12 @@ def with_other_rows(case: Case, whole: list[bool], empty: list[bool], *, nowhere
     return replace(case, lengths=lengths, kv=replace(case.kv, rows=changed), keys=keys, values=values)
 
 
+def only(case: Case, rows: list[int]) -> Case:
+    """Some rows of what a result is compared with."""
+    parts = {name: [getattr(case, name)[row] for row in rows] for name in ("lengths", "keys", "values")}
+    return replace(case, q=case.q[rows], **parts)
+
+
 def expect_other_rows(
     out: Tensor, case: Case, tokens: list[list[list[int]]], whole: list[bool], dense: tuple[bool, ...]
 ) -> None:
@@ -202,12 +208,5 @@ def expect_other_rows(
         ]
         for row in present
     ]
-    kept = replace(
-        case,
-        lengths=[case.lengths[row] for row in present],
-        q=case.q[present],
-        keys=[case.keys[row] for row in present],
-        values=[case.values[row] for row in present],
-    )
-    expect_attention(out[present], kept, wanted)
+    expect_attention(out[present], only(case, present), wanted)
     assert bool((out[[row for row, length in enumerate(case.lengths) if not length]] == 0).all())

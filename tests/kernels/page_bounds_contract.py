@@ -157,16 +157,6 @@ def test_only_touched_pages_are_recomputed(
 
 
 @every_implementation
-def test_every_start_and_count(implementation: Implementation) -> None:
-    case = make_case(layout="paged", lengths=[9, 7], kv_heads=1, group=1, padding=1)
-    for page, per_block in ((2, 2),) if INTERPRETED else ((1, None), (2, None), (3, None), (4, None), (2, 2), (3, 1)):
-        for start in range(11):
-            for count in (0, 1, 2, 3, 4, 7, 10):
-                bounds, starts = bounds_of(case, page, per_block), [start, max(start - 2, 0)]
-                expect_update(case, bounds, page, starts, count, implementation, until_full=count % 2 == 1)
-
-
-@every_implementation
 def test_rows_that_share_a_block(implementation: Implementation) -> None:
     """One row touches the page that is the other's last and which that one does not touch."""
     case = make_case(lengths=[8, 8], kv_heads=1, group=1)

@@ -24,10 +24,11 @@ from saccade.kernels._dispatch import Implementation
 from saccade.types import Pooling
 
 FP8 = torch.float8_e4m3fn
+DTYPES = (FP8, torch.float8_e5m2)
 scales = st.sampled_from((0.013, 0.3, 1.0, 3.7))
 query_dtypes = st.sampled_from((torch.float32, torch.float16))
-IMPLEMENTATION: Implementation = "triton" if INTERPRETED else "reference"
-"""The one beside Triton's kernels that takes such a cache."""
+IMPLEMENTATION: Implementation = "triton" if INTERPRETED else "auto"
+"""On a CPU the reference alone takes such a cache."""
 
 
 def quantised(case: Case, k_scale: Tensor, v_scale: Tensor, query: torch.dtype, dtype: torch.dtype = FP8) -> Case:
@@ -67,12 +68,10 @@ def quantised_cases(draw: st.DrawFn) -> Case:
     head_dims = (8, 16, 24) if INTERPRETED else (1, 8, 24, 64)
     case = draw(cases(longest=70 if INTERPRETED else 40, dtypes=(torch.float32,), head_dims=head_dims))
     heads = case.kv.kv_heads
-    count = draw(st.sampled_from((1, heads)))
-    k_scale, v_scale = (
-        torch.tensor([draw(scales) for _ in range(count)]).expand(heads) if count > 1 else torch.tensor(draw(scales))
-        for _ in range(2)
+    factors = st.one_of(scales, st.lists(scales, min_size=heads, max_size=heads)).map(
+        lambda one: torch.tensor(one).expand(heads)
     )
-    return quantised(case, k_scale.expand(heads), v_scale.expand(heads), draw(query_dtypes))
+    return quantised(case, draw(factors), draw(factors), draw(query_dtypes), draw(st.sampled_from(DTYPES)))
 
 
 def small() -> Case:

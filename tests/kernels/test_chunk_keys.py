@@ -1,17 +1,63 @@
-"""Chunk keys on CPUs: in every layout against float64, and nothing but the chunks is read."""
+"""Chunk keys in every implementation and layout: means and maxima of the chunks' own slots alone, in float64."""
+
+import math
+from itertools import pairwise, product
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from chunk_keys_contract import chunk_keys, expect, table
 from hypothesis import given
 from hypothesis import strategies as st
-from kernel_caches import make_case
+from kernel_budgets import gamma
+from kernel_caches import Case, int32, make_case
 from kernel_checks import Run, every_implementation, every_index, every_index_run, needs_the_library, refused, threads
+from torch import Tensor
 
 from saccade.kernels._dispatch import Implementation
 from saccade.kernels.chunk_keys import api, reference
 from saccade.kernels.chunk_keys.api import ChunkPooling, token_keys
+from saccade.types import KVView
+
+
+def table(edges: list[list[int]], device: str = "cpu") -> Tensor:
+    """Edges of all rows; a row of fewer chunks repeats its last edge, one of none has some that no row has."""
+    width = max(2, *map(len, edges))
+    rows = [row or [10**6] for row in edges]
+    return int32([row + row[-1:] * (width - len(row)) for row in rows], device)
+
+
+def chunk_keys(kv: KVView, edges: Tensor, **options: Any) -> Tensor:
+    return api.chunk_keys((kv,), edges, **options)[0]
+
+
+def expect(case: Case, edges: list[list[int]], pooling: ChunkPooling, implementation: Implementation) -> None:
+    """A mean of n numbers errs by gamma(n + 1) of their magnitude, the length by gamma(d + 2), the quotient by 1 more.
+
+    So a component of the unit vector errs by that share of the mean magnitudes over the pooled vector's length; and
+    the length itself by the same of all components.
+    """
+    places = table(edges, str(case.kv.k.device))
+    longest = max((stop - start for row in edges for start, stop in pairwise(row)), default=1)
+    keys = chunk_keys(case.kv, places, pooling=pooling, longest=max(longest, 1), implementation=implementation)
+    assert keys.dtype == torch.float32
+    assert keys.shape == (len(edges), case.kv.kv_heads, places.shape[1] - 1, case.kv.head_dim)
+    spans = [
+        (row, number, *span) for row, own in enumerate(places.tolist()) for number, span in enumerate(pairwise(own))
+    ]
+    for (row, number, start, stop), head in product(spans, range(case.kv.kv_heads)):
+        got = keys[row, head, number].double().cpu().numpy()
+        own = case.keys[row][head][start:stop] if stop > start else np.zeros((1, case.kv.head_dim))
+        pooled = own.max(0) if pooling == "max" else own.mean(0)
+        sizes = np.abs(own).mean(0) if pooling == "mean" else np.abs(pooled)
+        length = math.sqrt((pooled * pooled).sum())
+        if length == 0:
+            assert got.tolist() == pooled.tolist()
+            continue
+        relative = gamma(stop - start + case.kv.head_dim + 5)
+        largest = math.sqrt((sizes * sizes).sum()) / length
+        allowed = relative * (sizes / length + np.abs(pooled) / length * largest) + 1e-30
+        assert (np.abs(got - pooled / length) <= allowed).all()
 
 
 @st.composite
@@ -57,15 +103,15 @@ def test_implementations_give_the_same_bits(layout: str, dtype: torch.dtype, cou
 
 
 @every_implementation
-def test_nan_and_infinity_of_a_chunk_stay_its_own(implementation: Implementation) -> None:
-    case = make_case(layout="buffer", lengths=[12], kv_heads=1, group=1, head_dim=16)
+def test_nan_infinity_and_zeros_of_a_chunk_stay_its_own(implementation: Implementation) -> None:
+    case = make_case(layout="buffer", lengths=[16], kv_heads=1, group=1, head_dim=16)
     first = case.kv.rows.row_start[0]
     keys = case.kv.k[case.kv.rows.page_table[0, 0], first:, 0]
-    keys[1, 3], keys[6, 5] = torch.nan, torch.inf
+    keys[1, 3], keys[6, 5], keys[12:16] = torch.nan, torch.inf, 0.0
     options = {"longest": 4, "implementation": implementation}
-    found = chunk_keys(case.kv, table([[0, 4, 8, 12]]), **options)[0, 0]
-    assert found.isnan().any(dim=1).tolist() == [True, True, False]
-    assert found[2].norm() == pytest.approx(1)
+    found = chunk_keys(case.kv, table([[0, 4, 8, 12, 16]]), **options)[0, 0]
+    assert found.isnan().any(dim=1).tolist() == [True, True, False, False]
+    assert found[2].norm() == pytest.approx(1) and not found[3].any()
 
 
 @needs_the_library
@@ -91,12 +137,6 @@ def test_what_lies_in_no_chunk_does_not_matter(implementation: Implementation) -
     case.kv.k[case.kv.rows.page_table[0, 0], 3:12] = kept
     assert chunk_keys(case.kv, edges, **options).equal(whole)
     assert not whole[0, :, 1].any() and not whole[1].any()
-
-
-def test_zero_keys_stay_zero() -> None:
-    case = make_case(layout="buffer", lengths=[8], kv_heads=1, group=1, head_dim=4)
-    case.kv.k.zero_()
-    assert chunk_keys(case.kv, table([[0, 4, 8]]), longest=4).equal(torch.zeros(1, 1, 2, 4))
 
 
 def test_errors() -> None:

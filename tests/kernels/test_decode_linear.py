@@ -10,7 +10,6 @@ from kernel_budgets import TINY, UNIT, gamma
 from kernel_checks import WIDTHS, Run, built, every_implementation, every_index, every_index_run, refused, threads
 from torch import Tensor
 
-import oracles
 from saccade.kernels._dispatch import Implementation
 from saccade.kernels._native import library as native
 from saccade.kernels.decode_linear.api import DecodeLinear
@@ -39,17 +38,14 @@ def product(run: Run, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> 
 def expect(y: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None) -> None:
     """A float32 sum of in + 1 terms, whose denormal factors and results may become 0, and one rounding to bfloat16."""
     assert y.dtype == BFLOAT16 and y.shape == (*x.shape[:-1], weight.shape[0])
-    added = [0.0] * weight.shape[0] if bias is None else bias.tolist()
-    flat = zip(y.view(-1, weight.shape[0]).tolist(), x.reshape(-1, x.shape[-1]).tolist(), strict=True)
-    numbers = weight.tolist()
-    for got, row in flat:
-        for value, column, extra in zip(got, numbers, added, strict=True):
-            exact = oracles.dot(row, column) + extra
-            size = math.fsum(abs(a * b) for a, b in zip(row, column, strict=True)) + abs(extra)
-            flushed = TINY[BFLOAT16] * (math.fsum(abs(a) + abs(b) for a, b in zip(row, column, strict=True)) + len(row))
-            before = gamma(len(row) + 1) * size + flushed
-            bound = before + UNIT[BFLOAT16] * (abs(exact) + before) + TINY[BFLOAT16]
-            assert abs(value - exact) <= bound, f"{value} for {exact}, bound {bound}"
+    rows, columns = (one.reshape(-1, one.shape[-1]).double().numpy() for one in (x, weight))
+    added = 0.0 if bias is None else bias.double().numpy()
+    exact = rows @ columns.T + added
+    sizes = abs(rows) @ abs(columns).T + abs(added)
+    flushed = TINY[BFLOAT16] * (abs(rows).sum(1, keepdims=True) + abs(columns).sum(1) + x.shape[-1])
+    before = gamma(x.shape[-1] + 1) * sizes + flushed
+    bounds = before + UNIT[BFLOAT16] * (abs(exact) + before) + TINY[BFLOAT16]
+    assert (abs(y.reshape(exact.shape).double().numpy() - exact) <= bounds).all()
 
 
 @every_index_run

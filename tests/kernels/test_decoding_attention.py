@@ -1,23 +1,15 @@
-"""Decoding attention on CPUs: long rows, threads, memory that is kept, and what does not fit."""
+"""Decoding attention on CPUs: long rows, threads, memory that is kept, what does not fit, and who refuses a call."""
 
 import random
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, get_args
 
 import pytest
 import torch
-from attention_contract import (
-    choose,
-    choose_for_some,
-    expect_hybrid,
-    operations,
-    test_all_tokens_match_the_oracle,  # noqa: F401 - of these implementations
-    test_heads_that_differ_match_the_oracle,  # noqa: F401
-    test_rows_that_only_pad_have_no_scores,  # noqa: F401
-    test_sets_match_the_oracle,  # noqa: F401
-    test_whole_rows_and_rows_that_only_pad,  # noqa: F401
-)
-from kernel_caches import LAYOUTS, int32, make_case
+from attention_contract import *  # noqa: F403 - its tests, of these implementations
+from attention_contract import choose, choose_for_some, expect_sparse, operations
+from kernel_caches import LAYOUTS, Case, int32, make_case
 from kernel_checks import (
     every_attention,
     everything,
@@ -27,6 +19,7 @@ from kernel_checks import (
     needs_the_library,
     refused,
     threads,
+    with_other_rows,
 )
 from quantised import (
     small,
@@ -60,42 +53,38 @@ def test_sets_wide_enough_for_the_bfloat16_product(layout: str, count: int, head
     expect_attention(out, case, [[chosen] * 4])
 
 
-@every_fast_one
-def test_rows_and_sets_of_several_spans(implementation: Implementation) -> None:
-    """Two threads and enough bytes that long heads, and long sets, are cut while short ones are one span."""
-    case = make_case(lengths=[1100, 7, 701], kv_heads=3, head_dim=64, padding=7)
-    with threads(2):
-        for sets, unit, pooling in (("query", 1, "max"), ("kv", 16, "mean"), ("kv", 1, "each")):
-            expect_hybrid(case, sets, unit, (False, True, False), implementation, pooling=pooling, seed=3)
-
-
 @needs_the_library
-def test_the_cut_depends_on_the_number_of_threads_alone() -> None:
-    """Not on who was faster; and a head's spans are joined to what it gives by itself, up to rounding."""
-    case = make_case(layout="paged", lengths=[3000, 7], kv_heads=3, head_dim=64, padding=7)
-    selection, _ = choose_for_some(case, "kv", 1, (True, False, True), 0)
-    outputs = []
-    for count in (1, 2, 2, 2):
-        with threads(count):
-            outputs.append(hybrid_decode(case.q, case.kv, selection, (True, False, True), case.softmax)[0])
-    assert not torch.equal(outputs[0], outputs[1])  # else nothing was cut
-    assert torch.equal(outputs[1], outputs[2])
-    assert torch.equal(outputs[1], outputs[3])
+@pytest.mark.parametrize(
+    ("layout", "dense"),
+    [
+        ("buffer", (True, True, True)),
+        ("paged", (False, True, True)),
+        ("columns", (True, False, True)),
+        ("paged", (False, False, False)),
+    ],
+)
+def test_two_threads(layout: str, dense: Flags) -> None:
+    """Enough bytes that long heads and long sets are cut into spans; the cut depends on the number of threads alone.
 
-
-@pytest.mark.parametrize("dense", [(True, True, True), (False, False, False), (False, True, True)])
-def test_the_scores_are_those_of_decode_scores(dense: Flags) -> None:
-    """Bit for bit: a set must not depend on which of the two operations scored it."""
-    case = make_case(lengths=[3000, 7], kv_heads=3, head_dim=64, dtype=torch.bfloat16)
-    selection, _ = choose_for_some(case, "kv", 1, dense, 0)
-    scored = (dense[0], False, dense[2])
-    for count, pooling in zip((1, 2, 2), get_args(Pooling), strict=True):
-        with threads(count):
-            _, scores = hybrid_decode(case.q, case.kv, selection, dense, case.softmax, pooling=pooling, scored=scored)
-            all_scores = decode_scores(case.q, case.kv, pooling=pooling).unflatten(1, (3, -1))
-        wanted = [all_scores[:, head] for head, flag in enumerate(scored) if flag]
-        assert scores is not None
-        assert torch.equal(scores, torch.cat([all_scores[:, :0].flatten(1, 2), *wanted], dim=1))
+    The scores are those of `decode_scores`, bit for bit: a set must not depend on which operation scored it.
+    """
+    case = make_case(layout=layout, lengths=[2100, 7, 1200], kv_heads=3, head_dim=64, padding=7)
+    selection, tokens = choose_for_some(case, "kv", 1, dense, 0)
+    given, scored = (case.q, case.kv, selection, dense, case.softmax), (dense[0], False, dense[2])
+    outputs = [hybrid_decode(*given, implementation="native")[0]]
+    with threads(2):
+        for pooling in get_args(Pooling):
+            out, scores = hybrid_decode(*given, pooling=pooling, scored=scored, implementation="native")
+            outputs.append(out)
+            every = decode_scores(case.q, case.kv, pooling=pooling, implementation="native")
+            wanted = every.unflatten(1, (3, -1))[:, [head for head, flag in enumerate(scored) if flag]].flatten(1, 2)
+            assert scores is not None and torch.equal(scores, wanted)
+            whole = dense_decode_scores(case.q, case.kv, case.softmax, pooling=pooling, implementation="native")[1]
+            assert whole is not None and torch.equal(whole, every)
+        expect_dense(case, None, "native")
+        expect_sparse(case, "kv", 16, 5, 3, "native")
+    expect_attention(outputs[1], case, tokens)
+    assert [torch.equal(outputs[1], other) for other in outputs] == [False, True, True, True]  # else nothing was cut
 
 
 def test_auto_takes_every_layout() -> None:
@@ -194,3 +183,46 @@ def test_selections_that_do_not_fit_are_named() -> None:
     ):
         refused(words, hybrid_decode, case.q, case.kv, good, heads, case.softmax, pooling=pooling, scored=scored)
     refused("multiple", hybrid_decode, case.q[:, :3], case.kv, good, dense, case.softmax)
+
+
+def narrow_values() -> Case:
+    case = make_case(lengths=[9])
+    return replace(case, kv=replace(case.kv, v=case.kv.v[..., :8].contiguous()))
+
+
+def turned(case: Case) -> Case:
+    return replace(case, kv=replace(case.kv, v=case.kv.v.transpose(1, 3).contiguous().transpose(1, 3)))
+
+
+STRIDES, WIDTHS, WHOLE, SCALED = (
+    dict.fromkeys(("cpu", "native"), words)
+    for words in ("strides", "values are 8 wide, keys 16", "it knows neither rows that are whole", "quantised")
+)
+UNFIT: dict[str, tuple[Callable[[], Case], dict[str, str]]] = {
+    "strided": (lambda: make_case(layout="strided", lengths=[9]), STRIDES),
+    "narrow columns": (lambda: make_case(layout="columns", page=3, lengths=[9]), STRIDES),
+    "values as columns": (lambda: turned(make_case(layout="columns", page=16, lengths=[9])), STRIDES),
+    "quantised": (small, {"cpu": "quantised", "native": "float8_e4m3fn"}),
+    "scaled": (lambda: replace(case := make_case(lengths=[9]), kv=replace(case.kv, v_scale=torch.ones(2))), SCALED),
+    "narrow values": (narrow_values, {**WIDTHS, "triton": WIDTHS["cpu"]}),
+    "whole rows": (lambda: with_other_rows(make_case(lengths=[9]), [True], [False]), WHOLE),
+    "head dim": (lambda: make_case(lengths=[9], head_dim=24), {"native": "head dim 24"}),
+    "half": (lambda: make_case(lengths=[9], dtype=torch.float16), {"native": "float16"}),
+    "group": (lambda: make_case(lengths=[9], kv_heads=1, group=33), {"native": "33 query heads"}),
+}
+
+
+@pytest.mark.parametrize("name", UNFIT)
+def test_who_cannot_take_a_cache_says_why(name: str) -> None:
+    make, reasons = UNFIT[name]
+    for operation in operations(make()).values():
+        for implementation, words in reasons.items():
+            if implementation in (*fast_attention, "triton"):
+                refused(f"'{implementation}' cannot take this call: .*{words}", operation, implementation)
+        found, wanted = operation("auto"), operation("reference")
+        torch.testing.assert_close(found, wanted, **({"rtol": 0, "atol": 0} if "cpu" in reasons else {}))
+
+
+def test_an_unknown_implementation_is_named() -> None:
+    for operation in operations(make_case(lengths=[9])).values():
+        refused("unknown implementation 'fast'", operation, "fast")

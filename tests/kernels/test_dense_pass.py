@@ -1,17 +1,41 @@
-"""Dense attention of the last tokens of every row against float64 loops."""
+"""Dense attention of the last tokens of every row in every implementation, against float64 loops."""
 
 from dataclasses import replace
 
 import pytest
 import torch
-from dense_pass_contract import counts, expect_pass, queries_of
 from hypothesis import assume, given
+from hypothesis import strategies as st
 from kernel_caches import Case, cases, make_case, with_sinks
-from kernel_checks import refused, seeds
+from kernel_checks import expect_attention, only, refused, seeds
+from torch import Tensor
 
 from saccade.kernels._dispatch import Implementation
 from saccade.kernels.dense_pass.api import dense_pass
 from saccade.types import KVView
+
+counts = st.sampled_from((1, 2, 5, 33))
+
+
+def queries_of(case: Case, count: int, seed: int) -> Tensor:
+    """`[B, Hq, n, d]`."""
+    batch, heads, head_dim = case.q.shape
+    random = torch.Generator().manual_seed(seed)
+    return torch.randn((batch, heads, count, head_dim), generator=random).to(case.q.dtype).to(case.q.device)
+
+
+def expect_pass(case: Case, q: Tensor, implementation: Implementation = "auto") -> Tensor:
+    """Each place against the oracle over what lies up to it; a place before the row's first token gives 0."""
+    out = dense_pass(q, case.kv, case.softmax, implementation=implementation)
+    batch, heads, count, head_dim = q.shape
+    assert out.shape == (batch, count, heads, head_dim)
+    for place in range(count):
+        ends = [length - count + place + 1 for length in case.lengths]
+        present = [row for row, end in enumerate(ends) if end > 0]
+        kept = only(replace(case, lengths=ends, q=q[:, :, place]), present)
+        expect_attention(out[present, place], kept, [[list(range(ends[row]))] * heads for row in present])
+        assert bool((out[[row for row, end in enumerate(ends) if end <= 0], place] == 0).all())
+    return out
 
 
 @pytest.mark.parametrize("implementation", ["reference", "cpu", "auto"])
@@ -21,13 +45,6 @@ def test_dense_pass_matches_the_oracle(implementation: Implementation, case: Cas
         assume(case.layout == "buffer")
         case = replace(case, softmax=replace(case.softmax, sinks=None, cap=None))
     expect_pass(case, queries_of(case, count, seed), implementation)
-
-
-def test_one_token_is_a_decoding_step() -> None:
-    """The same query in every place sees one token more in each."""
-    case = make_case(lengths=[20], kv_heads=1, head_dim=8)
-    out = expect_pass(case, case.q[:, :, None].expand(-1, -1, 3, -1).contiguous())
-    assert not torch.equal(out[:, 0], out[:, 1])
 
 
 def test_an_explicit_implementation_never_falls_back() -> None:

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from attention_contract import choose, expect_sparse
+from attention_contract import choose
 from kernel_caches import Case, make_case
 from kernel_checks import (
     WIDTHS,
@@ -20,6 +20,7 @@ from kernel_checks import (
     refused,
     threads,
 )
+from page_bounds_contract import NOWHERE, bounds_of, filled
 from torch import Tensor
 
 from saccade.kernels._native import library as native
@@ -64,7 +65,7 @@ def test_exp(lanes: int) -> None:
 @needs_the_library
 @pytest.mark.parametrize(
     ("layout", "group", "head_dim", "width"),
-    [("paged", 7, 64, 8), ("paged", 7, 64, 32), ("buffer", 16, 128, 4), ("paged", 32, 128, 16)],
+    [("paged", 7, 64, 8), ("paged", 7, 64, 32), ("buffer", 16, 128, 4), ("paged", 32, 128, 16), ("columns", 32, 64, 8)],
     indirect=["width"],
 )
 @pytest.mark.usefixtures("width")
@@ -74,25 +75,6 @@ def test_large_groups_are_done_in_parts(layout: str, group: int, head_dim: int) 
     alone, _ = expect_dense(case, None, "native")
     for pooling in POOLINGS:
         assert torch.equal(expect_dense(case, pooling, "native")[0], alone)
-
-
-@needs_the_library
-@pytest.mark.parametrize("layout", ["buffer", "paged", "columns"])
-def test_two_threads(layout: str) -> None:
-    """Enough bytes that the work is cut into spans, rows so ragged that some are one span and others many."""
-    case = make_case(layout=layout, lengths=[2100, 7, 1200], kv_heads=1, head_dim=64, padding=7)
-    alone, _ = dense_decode_scores(case.q, case.kv, case.softmax, implementation="native")
-    with threads(2):
-        out, _ = expect_dense(case, "mean", "native")
-        for pooling in POOLINGS:
-            # The cut depends on the number of threads alone, not on who was faster.
-            again, scores = dense_decode_scores(case.q, case.kv, case.softmax, pooling=pooling, implementation="native")
-            assert torch.equal(out, again)
-            assert scores is not None
-            assert torch.equal(scores, decode_scores(case.q, case.kv, pooling=pooling, implementation="native"))
-        for unit in (1, 16):
-            expect_sparse(case, "kv", unit, 5, 3, "native")
-    assert not torch.equal(out, alone)  # else nothing was cut
 
 
 def large(seed: int = 0) -> Case:
@@ -144,17 +126,6 @@ def test_many_tiny_calls() -> None:
     wanted, _ = expect_dense(case, None, "native")
     for _ in range(3000):
         assert torch.equal(attend(case), wanted)
-
-
-@needs_the_library
-def test_any_scale_and_a_query_that_is_not_contiguous() -> None:
-    case = make_case(layout="buffer", lengths=[37], kv_heads=2, group=3, head_dim=32)
-    apart = torch.stack((case.q, case.q + 1), dim=-1)[..., 0]
-    assert not apart.is_contiguous()
-    for scale in (0.0, -0.3, 0.3):
-        out, _ = dense_decode_scores(apart, case.kv, Softmax(scale), implementation="native")
-        wanted, _ = dense_decode_scores(case.q, case.kv, Softmax(scale), implementation="reference")
-        torch.testing.assert_close(out, wanted)
 
 
 @needs_the_library
@@ -239,20 +210,30 @@ def test_entries_that_are_no_tokens_are_skipped(unit: int) -> None:
 
 
 @needs_the_library
-@pytest.mark.parametrize("layout", ["paged", "buffer"])
-def test_rows_that_lie_outside_their_memory_are_refused(layout: str) -> None:
-    case = make_case(layout=layout, lengths=[9, 4])
-    rows = case.kv.rows
+@pytest.mark.parametrize("layout", ["paged", "buffer", "columns"])
+def test_rows_and_blocks_that_lie_outside_their_memory_are_refused(layout: str) -> None:
+    case = make_case(layout=layout, lengths=[40, 9], kv_heads=1, group=1, page=16)
+    rows, blocks = case.kv.rows, filled(bounds_of(case, 4, 2), case, 4)
+    held, table = blocks.lower.clone(), blocks.table
+    assert table is not None
     for changes, words in (
-        ({"seq_lens": rows.seq_lens + 1000}, "pages"),
-        ({"seq_lens": rows.seq_lens * 0}, "pages"),
-        ({"row_start": rows.row_start - 1}, "pages"),
-        ({"page_table": rows.page_table + 10**6}, "outside"),
-        ({"page_table": rows.page_table - 10**6}, "outside"),
-        ({"max_len": 8}, "max_len"),
+        ({"seq_lens": rows.seq_lens + 1000}, "does not lie within its pages"),
+        ({"seq_lens": rows.seq_lens * 0}, "does not lie within its pages"),
+        ({"row_start": rows.row_start - 1}, "does not lie within its pages"),
+        ({"page_table": rows.page_table + 10**6}, "outside the storage"),
+        ({"page_table": rows.page_table - 10**6}, "outside the storage"),
+        ({"max_len": 8}, "longer than max_len"),
     ):
         kv = replace(case.kv, rows=replace(rows, **changes))
         refused(words, dense_decode_scores, case.q, kv, case.softmax, pooling="max", implementation="native")
+        if changes.get("seq_lens") is None or changes["seq_lens"].any():
+            some = table[:, :1] if "max_len" in changes else table
+            refused(words, replace(blocks, table=some).update, kv, 4, [0, 0], 2000, "native")
+    for entry in (-1, blocks.lower.shape[0], NOWHERE):
+        table[0, 4] = entry
+        refused("outside the storage", blocks.update, case.kv, 4, [0, 0], 2000, "native")
+        refused("page lies outside the storage", blocks.scores, case, 4, "native")
+    assert torch.equal(blocks.lower.nan_to_num(7.0), held.nan_to_num(7.0))
 
 
 def test_without_a_library_torch_computes(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,23 +7,9 @@ import pytest
 import torch
 from kernel_caches import int32, make_case
 from kernel_checks import every_implementation, every_index, fast_index, needs_the_library, refused, threads
-from page_bounds_contract import (
-    NOWHERE,
-    Bounds,
-    bounds_of,
-    expect_page_scores,
-    expect_update,
-    filled,
-    test_a_query_that_is_no_number_does_not_pass_for_one,  # noqa: F401 - of these implementations
-    test_a_row_may_have_no_page,  # noqa: F401
-    test_a_search_bounds_pages_that_are_full,  # noqa: F401
-    test_every_start_and_count,  # noqa: F401
-    test_only_touched_pages_are_recomputed,  # noqa: F401
-    test_page_scores_match_the_oracle,  # noqa: F401
-    test_rows_that_share_a_block,  # noqa: F401
-)
+from page_bounds_contract import *  # noqa: F403 - its tests, of these implementations
+from page_bounds_contract import Bounds, bounds_of, expect_page_scores, expect_update, filled
 from quantised import (
-    FP8,
     small,
     test_a_pages_score_bounds_those_of_its_tokens,  # noqa: F401
     test_bounds_are_numbers_of_the_cache,  # noqa: F401
@@ -118,52 +104,34 @@ def test_the_index_of_a_scorer_follows_its_table() -> None:
 
 
 @needs_the_library
-@pytest.mark.parametrize("entry", [-1, 7, NOWHERE])
-def test_blocks_outside_the_storage_are_refused(entry: int) -> None:
-    case = make_case(lengths=[40], kv_heads=1)
-    blocks = filled(bounds_of(case, 4, 2), case, 4)
-    assert blocks.lower.shape[0] == 7 and blocks.table is not None
-    blocks.table[0, 4] = entry
-    refused("page lies outside the storage", blocks.scores, case, 4, "native")
-
-
-@needs_the_library
 def test_bounds_that_the_library_cannot_take_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
     good = make_case(lengths=[40], kv_heads=1)
     bounds = filled(bounds_of(good, 16), good, 16)
     lower, upper = bounds.lower, bounds.upper
+    turned = lower.transpose(2, 3).contiguous().transpose(2, 3)
     many = replace(good, q=torch.cat([good.q] * 17, dim=1))
     short = replace(good, q=good.q[..., :8])
     for case, low, high, words in (
         (good, lower.half(), upper.half(), "float16"),
         (good, lower, upper.bfloat16(), "bfloat16"),
         (short, lower[..., :8], upper[..., :8], "head dim 8"),
-        (good, lower.transpose(2, 3).contiguous().transpose(2, 3), upper, "strides"),
+        (good, turned, upper, "strides"),
         (many, lower, upper, "34 query heads"),
     ):
         odd = Bounds(low, high)
         refused(words, odd.scores, case, 16, "native")
         wanted = odd.scores(case, 16, "reference")
         torch.testing.assert_close(odd.scores(case, 16)[..., :3], wanted[..., :3])
+    columns = make_case(layout="columns", page=3, lengths=[40], kv_heads=1)
+    refused("strides", bounds.update, columns.kv, 16, [0], 40, "native")
+    refused("bounds have strides", Bounds(turned, upper).update, good.kv, 16, [0], 40, "native")
+    eight = small()
+    refused("float8_e4m3fn", bounds_of(eight, 4).update, eight.kv, 4, [0, 0], 33, "native")
+    refused("float8_e4m3fn", bounds_of(eight, 4).scores, eight, 4, "native")
     refused("the bounds are of a quantised cache", bounds.scores, good, 16, "native", k_scale=torch.ones(1))
     refused("unknown implementation", bounds.scores, good, 16, "fast")
     monkeypatch.setattr(native, "library", lambda: None)
     refused("no library", bounds.scores, good, 16, "native")
-
-
-def test_a_quantised_cache_is_the_references() -> None:
-    case = small()
-    bounds, plain = bounds_of(case, 4), bounds_of(case, 4)
-    bounds.update(case.kv, 4, [0, 0], 33)
-    plain.update(case.kv, 4, [0, 0], 33, "reference")
-    assert bounds.lower.dtype == FP8
-    assert torch.equal(bounds.lower.float().nan_to_num(7.0), plain.lower.float().nan_to_num(7.0))
-    auto, wanted = (bounds.scores(case, 4, how, k_scale=case.kv.k_scale) for how in ("auto", "reference"))
-    assert torch.equal(auto[0, :, :9], wanted[0, :, :9]) and torch.equal(auto[1, :, :3], wanted[1, :, :3])
-    for implementation in fast_index:
-        if implementation != "reference":
-            refused("cannot take this call: .*float8_e4m3fn", bounds.update, case.kv, 4, [0, 0], 33, implementation)
-            refused("cannot take this call: .*float8_e4m3fn", bounds.scores, case, 4, implementation)
 
 
 def test_arguments_that_do_not_fit_are_named() -> None:

@@ -1,19 +1,168 @@
-"""LessIsMore's union on CPUs: its worked example, wide universes, and what does not fit."""
+"""LessIsMore's union in every implementation: what a loop over ranks and heads gives, and what does not fit."""
 
+import random
+from typing import Any
+
+import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from kernel_caches import int32
-from kernel_checks import every_implementation, needs_the_library, refused
-from rank_union_contract import (
-    expect_merged,
-    rank_union,
-    ranked_of,
-    test_a_row_that_fits_is_its_own_set_whatever_its_lists_say,  # noqa: F401 - of these implementations
-    test_rank_union_matches_the_oracle,  # noqa: F401
-    test_the_union_between_sinks_and_a_window,  # noqa: F401
-    test_whole_lists_are_asked_for_where_their_beginnings_fall_short,  # noqa: F401
+from kernel_checks import (
+    INTERPRETED,
+    every_implementation,
+    fewer,
+    index_implementations,
+    needs_the_library,
+    refused,
+    seeds,
 )
+from torch import Tensor
 
+import oracles
 from saccade.kernels._dispatch import Implementation
+from saccade.kernels.rank_union.api import framed_rank_union
+
+Ranked = list[list[list[int]]]
+"""Choices of each row's heads, best first."""
+
+
+def rank_union(
+    ids: Tensor, counts: Tensor, limit: int, *, universe: int, implementation: Implementation = "auto"
+) -> tuple[Tensor, Tensor]:
+    """The union alone, of rows so long that they do not fit."""
+    lengths = torch.full(ids.shape[:1], 2**30, dtype=torch.int32, device=ids.device)
+    how: Any = {"sinks": 0, "window": 0, "universe": universe, "implementation": implementation}
+    return framed_rank_union(ids, counts, lengths, limit, **how)
+
+
+def rankings(batch: int, heads: int, universe: int, seed: int, *, agreeing: bool) -> Ranked:
+    """Random ones; the heads of a row may all have the same."""
+    pick, ranked = random.Random(seed), []
+    for _ in range(batch):
+        shared = pick.sample(range(universe), pick.randint(1, universe))
+        own = [pick.sample(range(universe), pick.randint(0, universe)) for _ in range(heads)]
+        ranked.append([shared] * heads if agreeing else own)
+    return ranked
+
+
+def lists_of(ranked: Ranked, width: int) -> tuple[Tensor, Tensor]:
+    """As the kernels take them: ids `[B, H, width]` and how many of them each list has."""
+    ids = [[choices + [-1] * (width - len(choices)) for choices in row] for row in ranked]
+    counts = [[len(choices) for choices in row] for row in ranked]
+    return int32(ids), int32(counts)
+
+
+def ranked_of(ids: Tensor, counts: Tensor) -> Ranked:
+    """What `lists_of` was given."""
+    both = zip(ids.tolist(), counts.tolist(), strict=True)
+    return [[own[:count] for own, count in zip(*row, strict=True)] for row in both]
+
+
+def expect_union(ranked: Ranked, width: int, universe: int, limit: int, implementation: Implementation) -> None:
+    merged, found = rank_union(*lists_of(ranked, width), limit, universe=universe, implementation=implementation)
+    expect_merged(merged, found, ranked, limit)
+
+
+def expect_merged(merged: Tensor, found: Tensor, ranked: Ranked, limit: int) -> None:
+    assert merged.dtype == found.dtype == torch.int32
+    assert merged.shape == (len(ranked), 1, limit)
+    assert found.shape == (len(ranked), 1)
+    for row, choices in enumerate(ranked):
+        wanted = sorted(oracles.rank_union(choices, limit))
+        assert found[row].tolist() == [len(wanted)]
+        assert merged[row, 0].tolist() == wanted + [-1] * (limit - len(wanted))
+
+
+def expect_framed(
+    ranked: Ranked, lengths: list[int], frame: tuple[int, int, int], merged: Tensor, found: Tensor
+) -> None:
+    """All of a row that fits, whatever its lists say; else its sinks, its window and the lists' union between them.
+
+    `frame` is sinks, limit and window.
+    """
+    sinks, limit, window = frame
+    for row, length in enumerate(lengths):
+        union = [sinks + position for position in oracles.rank_union(ranked[row], limit)]
+        fits = length <= sum(frame)
+        wanted = range(length) if fits else {*range(sinks), *union, *range(length - window, length)}
+        assert found[row].tolist() == [len(wanted)]
+        assert merged[row, 0].tolist() == sorted(wanted) + [-1] * (sum(frame) - len(wanted))
+
+
+sizes = st.tuples(st.integers(1, 9), st.integers(1, 90 if INTERPRETED else 30), st.integers(0, 3))
+ends = st.sampled_from(((0, 0), (3, 6), (2, 0)))
+"""Sinks and a window."""
+
+
+@fewer(30)
+@given(sizes, st.integers(1, 120), ends, st.booleans(), index_implementations, seeds)
+def test_rank_union_matches_the_oracle(
+    sizes: tuple[int, int, int],
+    limit: int,
+    ends: tuple[int, int],
+    agreeing: bool,
+    implementation: Implementation,
+    seed: int,
+) -> None:
+    """Long rows; and one that fits between what it fits in, and one shorter than its sinks."""
+    (heads, universe, slack), (sinks, window) = sizes, ends
+    ranked = rankings(4, heads, universe, seed, agreeing=agreeing)
+    width = max(len(choices) for row in ranked for choices in row) + slack or 1
+    lengths = [2**30, max(universe, limit) + sinks + window + 1, sinks + limit + window, sinks // 2]
+    how: Any = {"sinks": sinks, "window": window, "universe": universe, "implementation": implementation}
+    merged, found = framed_rank_union(*lists_of(ranked, width), int32(lengths), limit, **how)
+    assert merged.dtype == found.dtype == torch.int32
+    expect_framed(ranked, lengths, (sinks, limit, window), merged, found)
+
+
+@every_implementation
+@fewer(15)
+@given(st.integers(1, 9), st.integers(2, 90), st.integers(1, 60), st.integers(1, 40), seeds)
+def test_whole_lists_are_asked_for_where_their_beginnings_fall_short(
+    implementation: Implementation, heads: int, universe: int, limit: int, first: int, seed: int
+) -> None:
+    """Rows of heads that agree, of heads that do not, and without any list; memory that nothing was written to is odd.
+
+    A row ends anywhere behind the tokens that its lists name, in a universe that may be wider.
+    """
+    pick = random.Random(seed)
+    shared = pick.sample(range(universe), pick.randint(1, universe))
+    own = [pick.sample(range(universe), universe) for _ in range(heads)]
+    ranked, sinks, window = [[shared] * heads, own, [[]] * heads], 2, 3
+    lengths = [max(universe + sinks + window, limit + sinks + window + 1) + pick.randint(0, 9) for _ in range(2)] + [5]
+
+    def lists(rows: list[int], width: int) -> tuple[Tensor, Tensor]:
+        """The beginnings of some rows' lists; those of the others are empty."""
+        held = [[one[:width] if row in rows else [] for one in choices] for row, choices in enumerate(ranked)]
+        return lists_of(held, width)
+
+    asked: list[list[int]] = []
+
+    def rest(short: Tensor) -> tuple[Tensor, Tensor]:
+        assert all(length in (0, lengths[row]) for row, length in enumerate(short.tolist()))
+        asked.append([row for row, length in enumerate(short.tolist()) if length])
+        return lists(asked[-1], universe)
+
+    empty, new_empty = torch.empty, torch.Tensor.new_empty
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(torch, "empty", lambda *sizes, **others: empty(*sizes, **others).fill_(77))
+        patch.setattr(
+            torch.Tensor, "new_empty", lambda own, *sizes, **others: new_empty(own, *sizes, **others).fill_(77)
+        )
+        merged, found = framed_rank_union(
+            *lists([0, 1, 2], first),
+            int32(lengths),
+            limit,
+            sinks=sinks,
+            window=window,
+            universe=universe + pick.choice([0, 40]),
+            rest=rest,
+            implementation=implementation,
+        )
+    short = [row for row in range(2) if len(oracles.rank_union([one[:first] for one in ranked[row]], limit)) < limit]
+    assert asked == ([short] if short or implementation == "triton" else [])
+    expect_framed(ranked, lengths, (sinks, limit, window), merged, found)
 
 
 @every_implementation

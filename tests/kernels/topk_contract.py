@@ -111,70 +111,52 @@ def expect_topk_and_last(
             assert ids[row, group].tolist() == wanted + [-1] * (width - len(wanted))
 
 
+floats = st.floats(width=32, allow_nan=False)
+FEW = 2 if INTERPRETED else 3
+Rows = tuple[Tensor, list[float]]
+
+
+@st.composite
+def scored(draw: st.DrawFn, widths: st.SearchStrategy[int]) -> Rows:
+    """Scores `[B, G, n]`, and which share of each row is there."""
+    parts = draw(st.lists(st.floats(0, 1), min_size=1, max_size=FEW))
+    return make_scores(draw(styles), (len(parts), draw(st.integers(1, FEW)), draw(widths)), draw(seeds)), parts
+
+
 @fewer(40)
 @given(
-    styles,
-    st.lists(st.floats(0, 1), min_size=1, max_size=2 if INTERPRETED else 3),
-    st.integers(1, 2 if INTERPRETED else 3),
-    st.one_of(st.integers(1, 40), st.integers(100, 400)),
+    scored(st.one_of(st.integers(1, 40), st.integers(100, 400))),
     st.one_of(st.integers(1, 9), st.integers(1, 200 if INTERPRETED else 450)),
     st.sampled_from((0, 0, 7)),
     orders,
     index_implementations,
-    seeds,
 )
-def test_topk_matches_the_oracle(
-    style: str,
-    rows: list[float],
-    groups: int,
-    width: int,
-    k: int,
-    reserved: int,
-    order: Order,
-    implementation: Implementation,
-    seed: int,
-) -> None:
-    scores = make_scores(style, (len(rows), groups, width), seed)
-    lengths = [round(part * width) for part in rows]
+def test_topk_matches_the_oracle(rows: Rows, k: int, reserved: int, order: Order, how: Implementation) -> None:
+    scores, parts = rows
+    lengths = [round(part * scores.shape[2]) for part in parts]
     for row, length in enumerate(lengths):
         scores[row, :, length:] = math.inf  # better than everything, and not to be chosen
-    expect_topk(scores, [length + reserved for length in lengths], k, order, implementation, reserved)
+    expect_topk(scores, [length + reserved for length in lengths], k, order, how, reserved)
 
 
 @fewer(40)
-@given(
-    st.lists(st.floats(width=32, allow_nan=False), min_size=1, max_size=30),
-    st.integers(1, 30),
-    orders,
-    index_implementations,
-)
+@given(st.lists(floats, min_size=1, max_size=30), st.integers(1, 30), orders, index_implementations)
 def test_any_floats(values: list[float], k: int, order: Order, implementation: Implementation) -> None:
     expect_topk(torch.tensor([[values]]), [len(values)], k, order, implementation)
 
 
 @fewer(40)
 @given(
-    styles,
-    st.lists(st.floats(0, 1), min_size=1, max_size=2 if INTERPRETED else 3),
-    st.integers(1, 300 if INTERPRETED else 50),
+    scored(st.integers(1, 300 if INTERPRETED else 50)),
     st.integers(0, 150 if INTERPRETED else 60),
     st.integers(0, 5),
     st.integers(1, 5),
     shares,
     index_implementations,
-    seeds,
 )
 def test_the_last_entries_follow_the_best(
-    style: str,
-    rows: list[float],
-    width: int,
-    k: int,
-    last: int,
-    unit: int,
-    share: Share | None,
-    implementation: Implementation,
-    seed: int,
+    rows: Rows, k: int, last: int, unit: int, share: Share | None, how: Implementation
 ) -> None:
-    scores = make_scores(style, (len(rows), 2, width), seed)
-    tokens = [round(part * width * unit) for part in rows]
-    expect_topk_and_last(scores, tokens, k, last, share, unit, implementation=implementation)
+    scores, parts = rows
+    tokens = [round(part * scores.shape[2] * unit) for part in parts]
+    expect_topk_and_last(scores, tokens, k, last, share, unit, implementation=how)

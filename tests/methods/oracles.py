@@ -33,23 +33,6 @@ def quest(
     return composed(q, k, roles=roles, rule=rule, scorer="page_bounds", page=page, heads=heads).sets
 
 
-def exact_topk(q: list[Array], k: list[Array], *, budget: int, dense_layers: int = 2, heads: str = "kv") -> Sets:
-    return composed(q, k, roles=always(len(q), len(k[0]), dense_layers), rule=top_k(budget), heads=heads).sets
-
-
-def tidal(
-    q: list[Array],
-    k: list[Array],
-    *,
-    budget: int,
-    reselect: Sequence[int] = (),
-    dense_layers: int = 2,
-    heads: str = "kv",
-) -> Sets:
-    roles = persistent(len(q), len(k[0]), dense_layers, [dense_layers, *reselect])
-    return composed(q, k, roles=roles, rule=top_k(budget), heads=heads).sets
-
-
 def less_is_more(
     q: list[Array], k: list[Array], *, budget: int, reselect: Sequence[int] = (), dense_layers: int = 2,
     sinks: int = 4, recent: float = 0.25, scorer: str = "exact", page: int = 1,
@@ -95,9 +78,3 @@ def token_recall(q: Array, k: Array, sets: list[list[int]], count: int) -> list[
         top = best(rows[h], every, count)
         result.append(len(set(top) & set(s)) / len(top))
     return result
-
-
-def share_attended(sets: Sets, length: int) -> float:
-    """Mean over all layers and heads of the share of the cache that is attended."""
-    shares = [len(s) / length for layer in sets for s in layer]
-    return sum(shares) / len(shares)

@@ -18,11 +18,6 @@ def check_line(message: str, words: Sequence[str]) -> None:
     assert lacking([(message, words)]) == []
 
 
-def bad(*words: str, **options: Any) -> None:
-    """`saccade.policy` refuses in one line that holds all words."""
-    check_line(line_of(saccade.policy, **options), words)
-
-
 def refusal(name: str, **options: Any) -> str:
     """What is said of a policy and of its plan, empty if they are valid."""
     return line_of(lambda: saccade.policy(name, **options).plan(SHAPE))

@@ -1,16 +1,20 @@
-"""One clear line for every option that is not valid, alone or with others."""
+"""One clear line for every option that is not valid, alone or with others, and for text that writes no policy."""
 
+import json
 import math
 import re
+from collections.abc import Iterable
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 import saccade
 from one_line import lacking
 
 from .drawing import NEEDED, OPTIONS, SHAPE
-from .refusing import bad, check_line, line_of, refusal
+from .refusing import check_line, line_of, refusal
 
 SMALLEST = {
     "streaming": 5,
@@ -61,24 +65,6 @@ def test_each_option_is_of_its_type(name: str) -> None:
     assert taken == []
 
 
-def test_bad_reselect() -> None:
-    lines = (line_of(saccade.policy, "tidal", reselect=value) for value in ("x", 1.5, ["x"], "3+x", "3-4"))
-    assert lacking((line, ("policy tidal: reselect=", "is not valid")) for line in lines) == []
-
-
-@pytest.mark.parametrize(("name", "layer"), [("tidal", 1), ("less_is_more", 8)])
-def test_reselect_out_of_the_models_range(name: str, layer: int) -> None:
-    """Known only once there is a model: under the dense layers, or beyond the last."""
-    words = f"policy {name}", f"reselect={layer}", "valid layers are 2 to 7"
-    check_line(refusal(name, reselect=[3, layer]), words)
-
-
-@pytest.mark.parametrize("spec", ["quest", "composed:roles=layers:2"])
-def test_no_layer_left_to_select_at(spec: str) -> None:
-    with pytest.raises(saccade.PolicyError, match=r"dense_layers=8.*0 to 7 are valid"):
-        saccade.policy(spec, dense_layers=8).plan(SHAPE)
-
-
 def test_unset_reselect_takes_the_middle_layer_and_says_so() -> None:
     guess, named, none = map(saccade.policy, ("tidal:budget=9", "tidal:budget=9,reselect=4", "tidal:reselect="))
     plan, told = guess.plan(SHAPE), named.plan(SHAPE)
@@ -114,15 +100,10 @@ def test_bad_value(what: str) -> None:
     assert lacking((lines[value], (f"policy {name}", option, value, "is not valid")) for value in lines) == []
 
 
-def test_what_is_no_whole_number_is_said_to_be_none() -> None:
-    for value in (2.5, [64]):
-        bad(f"policy quest: budget={value} is not valid: must be a whole number", name="quest", budget=value)
+def test_numbers_that_are_valid() -> None:
     assert saccade.policy("quest", budget=64.0) == saccade.policy("quest", budget=64)
-
-
-def test_the_largest_share_is_all() -> None:
-    saccade.policy("tidal", rule="top_p", top_p=1)
-    saccade.policy("tidal", rule="ratio", ratio=1)
+    for rule in ("top_p", "ratio"):
+        saccade.policy("tidal", **{"rule": rule, rule: 1})  # the largest share is all
 
 
 VALUES = ["top_p", "threshold", "ratio"]
@@ -130,39 +111,11 @@ VALUES = ["top_p", "threshold", "ratio"]
 
 @pytest.mark.parametrize("option", VALUES)
 def test_an_option_of_another_rule(option: str) -> None:
-    bad(f"policy tidal: rule={option} needs its value", name="tidal", rule=option)
+    expect_lines([("tidal", {"rule": option}, (f"rule={option} needs its value",))])
     for rule in {"top_k", *VALUES} - {option}:
         own = {rule: 0.5} if rule in VALUES else {}
         words = f"{option}=0.5 belongs to rule={option}", f"the rule is {rule}"
-        bad("policy tidal", *words, name="tidal", rule=rule, **{**own, option: 0.5})
-
-
-@pytest.mark.parametrize("name", ["exact_topk", "lychee_decode", "composed"])
-def test_every_method_with_rules_asks_for_their_values(name: str) -> None:
-    needed = NEEDED.get(name, {})
-    bad(f"policy {name}: rule=top_p needs its value", name=name, rule="top_p", **needed)
-    words = "budget=2048 is not valid", "no budget"
-    bad(f"policy {name}", *words, name=name, rule="ratio", ratio=0.1, budget=2048, **needed)
-
-
-def test_bad_rectify() -> None:
-    refused: list[tuple[Any, tuple[str, ...]]] = [
-        (-4, ("every=-4", "at least 1")),
-        (2.5, ("every=2.5",)),
-        ("٣", ("every='٣'",)),
-        ("4:draft", ("mode='draft'", "overwrite or verify")),
-        ("4:", ("mode=''",)),
-        (":verify", ("every=''",)),
-        ({"every": 4, "each": 5}, ("unknown key 'each'", "every, mode")),
-        ([4], ("every=[4]",)),
-    ]
-    lines = ((line_of(saccade.policy, "quest", rectify=value), words) for value, words in refused)
-    assert lacking((line, ("policy quest: rectify=", *words)) for line, words in lines) == []
-
-
-def test_lychee_decode_needs_roles() -> None:
-    words = "it needs a role file: make one with `saccade calibrate heads --model ...`", "roles=every:4"
-    bad("policy lychee_decode: ", *words, name="lychee_decode")
+        expect_lines([("tidal", {"rule": rule, **own, option: 0.5}, words)])
 
 
 def test_every_nth_layer_is_a_stand_in_and_says_so() -> None:
@@ -175,8 +128,49 @@ def test_every_nth_layer_is_a_stand_in_and_says_so() -> None:
 
 
 BOUNDS = {"scorer": "page_bounds"}
-
-
+PAGES = {**NEEDED["lychee_decode"], "page": 64}
+Refused = tuple[str, dict[str, Any], tuple[str, ...]]
+"""A method, its options, and what its line says behind `policy <method>`."""
+REFUSED: list[Refused] = [
+    ("quest", {"heads": "each"}, ("heads='each'", "'kv' or 'query'")),
+    ("quest", {"budgets": 64}, ("policy quest has no option 'budgets'", *OPTIONS["quest"])),
+    ("dense", {"budgets": 64}, ("policy dense has no option 'budgets'", "none")),
+    ("quest", {"budget": 2.5}, ("budget=2.5 is not valid: must be a whole number",)),
+    ("quest", {"budget": [64]}, ("budget=[64] is not valid: must be a whole number",)),
+    (
+        "lychee_decode",
+        {},
+        ("it needs a role file: make one with `saccade calibrate heads", "roles=every:4"),
+    ),
+    ("lychee_decode", {**PAGES, "budget": 63}, ("budget=63 does not hold one page of 64",)),
+    ("lychee_decode", {**PAGES, "rule": "top_p", "top_p": 0.5}, ("rule=top_p needs exact scores of single", "of 64")),
+    *(("tidal", {"reselect": value}, ("reselect=", "is not valid")) for value in ("x", 1.5, ["x"], "3+x", "3-4")),
+    # Known only once there is a model: under the dense layers, or beyond the last.
+    ("tidal", {"reselect": [3, 1]}, ("reselect=1", "valid layers are 2 to 7")),
+    ("less_is_more", {"reselect": [3, 8]}, ("reselect=8", "valid layers are 2 to 7")),
+    ("quest", {"dense_layers": 8}, ("dense_layers=8", "0 to 7 are valid")),
+    ("composed", {"dense_layers": 8, "roles": "layers:2"}, ("dense_layers=8", "0 to 7 are valid")),
+    ("composed", {"roles": "layers:3"}, ("roles=layers:3", "layer 2, the first after the dense ones")),
+    ("composed", {"roles": "layers:2+8"}, ("layer 8 is not a selection layer", "2 to 7")),
+    ("composed", {"roles": "layers:1+2"}, ("layer 1 is not a selection layer", "2 to 7")),
+    ("composed", {"roles": "every"}, ("role file every cannot be read",)),
+]
+for name in ("exact_topk", "lychee_decode", "composed"):
+    needed = NEEDED.get(name, {})
+    REFUSED += [
+        (name, {"rule": "top_p", **needed}, ("rule=top_p needs its value",)),
+        (name, {"rule": "ratio", "ratio": 0.1, "budget": 2048, **needed}, ("budget=2048 is not valid", "no budget")),
+    ]
+RECTIFY: list[tuple[Any, tuple[str, ...]]] = [
+    (-4, ("every=-4", "at least 1")),
+    (2.5, ("every=2.5",)),
+    ("٣", ("every='٣'",)),
+    ("4:draft", ("mode='draft'", "overwrite or verify")),
+    ("4:", ("mode=''",)),
+    (":verify", ("every=''",)),
+    ({"every": 4, "each": 5}, ("unknown key 'each'", "every, mode")),
+    ([4], ("every=[4]",)),
+]
 SENSELESS: list[tuple[dict[str, Any], tuple[str, ...]]] = [
     ({"window": 3, "rule": "rank_union"}, ("window=3 does not fit rule=rank_union", "recent")),
     ({"recent": 0.5, "rule": "ratio", "ratio": 0.5}, ("recent=0.5 belongs to rule=rank_union", "rule is ratio")),
@@ -190,44 +184,11 @@ SENSELESS: list[tuple[dict[str, Any], tuple[str, ...]]] = [
     ({"heads": "all"}, ("heads=all needs rule=rank_union",)),
     ({"heads": "query", "pooling": "mean"}, ("pooling=mean needs heads=kv",)),
     ({"rule": "rank_union", "pooling": "max"}, ("pooling=max needs heads=kv",)),
-    (
-        {"pooling": "random", "seed": 3},
-        ("pooling='random' is not valid: it is the method random_head of `claims`",),
-    ),
+    ({"pooling": "random", "seed": 3}, ("pooling='random' is not valid: it is the method random_head of `claims`",)),
     ({"rule": "top_p", "top_p": 0.5, **BOUNDS}, ("rule=top_p needs scorer=exact", "probabilities")),
     ({"rule": "threshold", "threshold": 0.5, "page": 2}, ("rule=threshold", "a page of 2 tokens")),
     ({"roles": "f.json", "dense_layers": 2}, ("dense_layers=2 does not fit roles=f.json",)),
 ]
-
-
-def test_what_makes_no_sense_together() -> None:
-    lines = ((line_of(saccade.policy, "composed", **options), words) for options, words in SENSELESS)
-    assert lacking((line, ("policy composed: ", *words)) for line, words in lines) == []
-
-
-def test_roles_that_do_not_fit_the_model() -> None:
-    refused = {
-        "layers:3": ("roles=layers:3", "layer 2, the first after the dense ones"),
-        "layers:2+8": ("layer 8 is not a selection layer", "2 to 7"),
-        "layers:1+2": ("layer 1 is not a selection layer", "2 to 7"),
-        "every": ("role file every cannot be read",),
-    }
-    assert lacking((refusal("composed", roles=roles), words) for roles, words in refused.items()) == []
-
-
-def test_bad_choice_names_the_valid_ones() -> None:
-    bad("heads='each'", "'kv' or 'query'", name="quest", heads="each")
-
-
-@pytest.mark.parametrize("name", ["dense", "quest"])
-def test_unknown_option_names_the_valid_ones(name: str) -> None:
-    bad(f"policy {name} has no option 'budgets'", *(OPTIONS[name] or ["none"]), name=name, budgets=64)
-
-
-def test_unknown_policy_names_the_valid_ones() -> None:
-    bad("unknown policy 'que st'", *OPTIONS, name="que st")
-
-
 OF_CLUSTERS: dict[str, list[tuple[dict[str, Any], str]]] = {
     "lychee_cluster": [
         ({"pooling": "max"}, "pooling=max belongs to form=paper"),
@@ -247,13 +208,98 @@ OF_CLUSTERS: dict[str, list[tuple[dict[str, Any], str]]] = {
 """Options of the other form, and sizes that do not fit."""
 
 
-@pytest.mark.parametrize("name", OF_CLUSTERS)
-def test_options_of_clusters_that_do_not_fit(name: str) -> None:
-    lines = ((line_of(saccade.policy, name, **options), words) for options, words in OF_CLUSTERS[name])
-    assert lacking((line, (f"policy {name}: ", words)) for line, words in lines) == []
+def expect_lines(refused: Iterable[Refused]) -> None:
+    """The policy or its plan is refused in one line."""
+    assert lacking((refusal(name, **given), (f"policy {name}", *words)) for name, given, words in refused) == []
 
 
-def test_lychee_decodes_pages_fit_the_budget_and_have_no_probability() -> None:
-    bad("budget=63 does not hold one page of 64", name="lychee_decode", roles="every:4", page=64, budget=63)
-    words = "rule=top_p needs exact scores of single tokens", "a page of 64 tokens"
-    bad("policy lychee_decode: ", *words, name="lychee_decode", roles="every:4", page=64, rule="top_p", top_p=0.5)
+def test_options_that_are_not_valid_alone_or_together() -> None:
+    expect_lines(REFUSED)
+    expect_lines(("quest", {"rectify": value}, ("policy quest: rectify=", *words)) for value, words in RECTIFY)
+    expect_lines(("composed", given, words) for given, words in SENSELESS)
+    expect_lines((name, given, (words,)) for name, rows in OF_CLUSTERS.items() for given, words in rows)
+
+
+SPECS: dict[str, tuple[str, ...]] = {
+    "que st": ("unknown policy 'que st'", *OPTIONS),
+    "": ("unknown policy ''", "quest"),
+    "quest:budget=64,budget=128": ("'budget' is given twice",),
+    "quest:=64": ("policy quest has no option ''",),
+    "quest:budget==64": ("budget", "'=64'"),
+    "tidal:reselect=3,4": ("'4' is not key=value", "lists with +"),
+    "Less-Is-More": ("unknown policy 'Less-Is-More'", "did you mean less_is_more?"),
+    "tidaldecode": ("did you mean tidal?",),
+    "tidal:Budgt=3": ("no option 'Budgt'", "did you mean budget?"),
+    "tidal:budget=1k": ("budget='1k' is not valid: must be a whole number",),
+    "tidal:budget=0": ("budget='0' is not valid: must be at least 1",),
+    "less_is_more:recent=1.5": ("recent='1.5' is not valid: must be at most 1",),
+    "quest:rectify=4:{x}": ("mode='{x}' is not valid",),
+    "auto": ("unknown policy 'auto'", "recipes are for decoding", "saccade.sparsify"),
+    "recipe:qwen3-8b": ("unknown policy 'recipe'", "recipes are for decoding", "saccade.sparsify"),
+    "found.json": ("unknown policy 'found.json'", "recipes are for decoding", "saccade.sparsify"),
+    "tidal:reselect=3+": ("reselect", "''"),
+    "tidal:rectify=4:verify:now": ("rectify", "mode='verify:now'"),
+    "quest:budget=64\npage=4": ("budget",),
+}
+
+
+def test_bad_spec() -> None:
+    assert lacking((line_of(saccade.Policy.from_spec, spec), words) for spec, words in SPECS.items()) == []
+
+
+def test_blanks_around_words_mean_nothing() -> None:
+    for spec in (" tidal : budget = 64 ,", "tidal:\tbudget =64, \n"):
+        assert saccade.policy(spec) == saccade.Policy.from_spec(spec) == saccade.policy("tidal", budget=64)
+
+
+def test_a_policy_is_named_by_text() -> None:
+    name: Any = ("tidal",)
+    check_line(line_of(saccade.policy, name), (f"policy={name!r}", "'tidal:budget=64'"))
+
+
+VALID = {"version": 1, "name": "quest", "options": {"budget": 64}}
+
+
+DOCUMENTS: dict[str, tuple[str, ...]] = {
+    "{": ("cannot be read",),
+    "[" * 100_000: ("cannot be read",),
+    '{"version": 1' + "0" * 5000 + "}": ("cannot be read",),
+    "[]": ("exactly the keys name, options, version",),
+    json.dumps({**VALID, "extra": 1}): ("exactly the keys",),
+    json.dumps({"name": "quest", "options": {}}): ("exactly the keys",),
+    json.dumps({**VALID, "version": 2}): ("version 2", "reads version 1"),
+    json.dumps({**VALID, "version": True}): ("version True",),
+    json.dumps({**VALID, "name": 3}): ("name=3",),
+    json.dumps({**VALID, "options": []}): ("exactly the keys", "options"),
+    json.dumps({**VALID, "options": {"rectify": {"every": 4, "seldom": 1}}}): ("rectify", "unknown key 'seldom'"),
+}
+
+
+def test_bad_json() -> None:
+    assert lacking((line_of(saccade.Policy.from_json, text), words) for text, words in DOCUMENTS.items()) == []
+
+
+@given(st.text(max_size=40))
+def test_no_text_but_a_spec_gets_through(text: str) -> None:
+    """Any text is a policy or a one-line `PolicyError`, as spec and as JSON."""
+    assert "\n" not in refusal(text)
+    line = line_of(saccade.Policy.from_json, text)  # the shortest that is valid has 41 characters
+    assert line and lacking([(line, ())]) == []
+
+
+ANY_VALUE = st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5)
+
+
+@given(
+    st.sampled_from(sorted(OPTIONS)),
+    st.dictionaries(
+        st.sampled_from(sorted({option for options in OPTIONS.values() for option in options})),
+        ANY_VALUE | st.lists(st.integers(-2, 9), max_size=2),
+    ),
+)
+def test_no_value_but_a_valid_one_gets_through(name: str, options: dict[str, Any]) -> None:
+    line = refusal(name, **options)
+    assert "\n" not in line
+    if not line:
+        budget = saccade.policy(name, **options).budget
+        assert budget is None or budget >= 1

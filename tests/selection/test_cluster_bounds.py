@@ -1,4 +1,4 @@
-"""The cluster index over a cache: bounds, growth, taking back, batches, slots and copies."""
+"""The cluster index over a cache: growth, taking back, batches, slots and copies."""
 
 from __future__ import annotations
 
@@ -15,14 +15,12 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from saccade.decode.indexes import Indexes
-from saccade.kernels.chunk_keys.api import chunk_keys
 from saccade.selection.clusters.index import ClusterIndex, ClusterLayer
 from saccade.selection.clusters.selector import ClusterSelector
-from saccade.selection.clusters.tree import ClusterTree
 from saccade.selection.index import KeySizes, SlotSizes, Views
 from saccade.text.history import TokenHistory
 from saccade.types import Intake, KVView, Rows, Selection
-from trees import beside, edges_of, nodes, same
+from trees import beside, edges_of, same
 
 SMALL = ClusterSelector(budget=40, sinks=3, buffer=12, chunk_min=3, chunk_max=6, replant=7)
 PLANT = "selection.clusters.index.plant"
@@ -86,63 +84,6 @@ def expect_found(row: int, found: Selection, alone: ClusterLayer, q: Tensor, kv:
     assert found.counts[row].tolist() == counts
     for head, count in enumerate(counts):
         assert found.ids[row, head, :count].equal(mine.ids[0, head, :count])
-
-
-def keys_of(index: ClusterLayer, cache: Cache, length: int) -> Tensor:
-    """Chunk keys `[H, C, d]`."""
-    edges = torch.tensor([edges_of(index)], dtype=torch.int32)
-    return chunk_keys((cache.view(length),), edges, longest=index.settings.chunk_max)[0, 0]
-
-
-def expect_bounds(tree: ClusterTree, keys: Tensor, edges: Sequence[int]) -> None:
-    """q·v <= q·mu + |q| r for chunk keys `[H, C, d]` below a cluster, and below a unit; and every chunk is below one.
-
-    The worst query points from the centroid to the key, so it is among those tried. All numbers are read as float64;
-    the tolerance is that arithmetic's: 20 roundings of numbers below 4, against radii inflated by 2**-23.
-    """
-    sizes = [stop - start for start, stop in pairwise(edges)]
-    for head in range(keys.shape[0]):
-        units, clusters = nodes(tree, head)
-        assert sorted(chunk for chunks in clusters.values() for chunk in chunks) == list(range(keys.shape[1]))
-        assert all(chunks == sorted(chunks, reverse=True) for chunks in clusters.values())
-        below = [
-            (tree.unit_centroids, tree.unit_radii, unit, [chunk for c in held for chunk in clusters[c]])
-            for unit, held in units
-        ]
-        for unit, (_, _, _, chunks) in zip(units, below, strict=True):
-            assert int(tree.unit_tokens[0, head, unit[0]]) == sum(sizes[chunk] for chunk in chunks)
-        below += [(tree.centroids, tree.radii, c, chunks) for c, chunks in clusters.items()]
-        for centroids, radii, number, chunks in below:
-            center, vectors = centroids[0, head, number].double(), keys[head, chunks].double()
-            worst = vectors - center
-            for queries in (worst, torch.randn(4, keys.shape[2], dtype=torch.float64)):
-                bound = queries @ center + queries.norm(dim=1) * float(radii[0, head, number])
-                assert (queries @ vectors.T <= bound[:, None] + 1e-14).all()
-
-
-@pytest.mark.parametrize("replant", [1, 128])
-def test_bounds_hold(replant: int) -> None:
-    for dtype in (torch.float32, torch.float16, torch.bfloat16):
-        cache = Cache.random(400, dtype=dtype)
-        index = of_groups(replace(SMALL, replant=replant), cache, [400])
-        keys = keys_of(index, cache, 400)
-        assert keys.shape[1] > 50
-        expect_bounds(index.tree, keys, edges_of(index))
-
-
-@pytest.mark.parametrize("replant", [7, 128])
-def test_a_wide_search_reaches_every_chunk(replant: int) -> None:
-    """With room for all but a few tokens the set holds all but a chunk or two: none is out of reach."""
-    cache = Cache.random(1000)
-    index = of_groups(replace(SMALL, budget=990, replant=replant), cache, [1000])
-    reached: set[int] = set()
-    for _ in range(60):
-        found = index.search(torch.randn(1, 4, 8), cache.view(1000))
-        for head in range(2):
-            count = int(found.counts[0, head])
-            assert 990 - 6 < count <= 990
-            reached.update(found.ids[0, head, :count].tolist())
-    assert reached == set(range(1000))
 
 
 def test_unclean_tokens_are_in_no_chunk_and_always_attended_to() -> None:

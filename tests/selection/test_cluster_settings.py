@@ -22,10 +22,7 @@ def test_default_buffers() -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (
-            {"budget": 47},
-            "budget=47 cannot hold 16 sinks, a chunk, 1 more and the up to 15 .*; the smallest is 48",
-        ),
+        ({"budget": 47}, "budget=47 cannot hold 16 sinks, a chunk, 1 more and the up to 15 .*; the smallest is 48"),
         ({"budget": 79, "every": 32}, "up to 47 last tokens that are in no chunk yet; the smallest is 80"),
         ({"budget": 100, "buffer": 54}, "16 sinks, a chunk, a buffer of 54 and the up to 15 .* the smallest is 101"),
         ({"chunk_min": 17}, "chunk_max=16 is not valid; the smallest is 17"),

@@ -53,16 +53,8 @@ def compile_kernel(
         constants: values of the `tl.constexpr` parameters.
         divisible: parameters known to be multiples of 16, as pointers of whole tensors and most strides are.
     """
-    job = {
-        "module": module,
-        "kernel": kernel,
-        "signature": dict(signature),
-        "constants": dict(constants),
-        "divisible": list(divisible),
-        "capability": capability,
-        "warps": warps,
-        "stages": stages,
-    }
+    job = {"module": module, "kernel": kernel, "signature": dict(signature), "constants": dict(constants)}
+    job |= {"divisible": list(divisible), "capability": capability, "warps": warps, "stages": stages}
     compiler = _compiler()
     assert compiler.stdin is not None and compiler.stdout is not None
     compiler.stdin.write(f"{json.dumps(job)}\n")

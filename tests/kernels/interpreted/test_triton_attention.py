@@ -6,30 +6,18 @@ from typing import get_args
 
 import pytest
 import torch
-from attention_contract import (
-    choose,
-    expect_everything,
-    expect_hybrid,
-    expect_sparse,
-    operations,
-    test_all_tokens_match_the_oracle,  # noqa: F401 - of the kernels
-    test_heads_that_differ_match_the_oracle,  # noqa: F401
-    test_rows_that_only_pad_have_no_scores,  # noqa: F401
-    test_sets_match_the_oracle,  # noqa: F401
-    test_whole_rows_and_rows_that_only_pad,  # noqa: F401
-)
-from kernel_caches import int32, make_case
+from attention_contract import *  # noqa: F403 - its tests, of these implementations
+from attention_contract import choose, expect_hybrid, expect_sparse, operations
+from kernel_caches import make_case
 from kernel_checks import expect_attention, expect_dense, refused
 from quantised import (
-    quantised,
     test_attention_matches_the_oracle,  # noqa: F401
 )
 
 from saccade.kernels._triton import plan
 from saccade.kernels.dense_decode_scores.api import dense_decode_scores
 from saccade.kernels.sparse_decode.api import sparse_decode
-from saccade.types import Flags, Pooling, Selection, Softmax, Workspace
-from walking import in_turn
+from saccade.types import Flags, Pooling, Softmax, Workspace
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -38,13 +26,6 @@ def _several_parts() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(plan, "tuning", lambda *_: plan.Tuning(block=16, warps=4, stages=3, resident=8))
         yield
-
-
-@pytest.mark.parametrize(("pooling", "layout"), in_turn(get_args(Pooling), ["buffer", "paged"]))
-def test_rows_shorter_than_the_bound_and_than_the_parts(pooling: Pooling, layout: str) -> None:
-    """Parts without a token weigh nothing."""
-    case = make_case(layout=layout, lengths=[200, 1, 33], kv_heads=1, padding=7, loose=60)
-    expect_dense(case, pooling, "triton")
 
 
 @pytest.mark.parametrize("parts", [2, 17])
@@ -69,15 +50,6 @@ def test_sixty_four_heads_are_told_apart() -> None:
     dense: Flags = tuple(head in (0, 31, 32, 63) for head in range(64))
     scored: Flags = tuple(head in (31, 63) for head in range(64))
     expect_hybrid(case, "kv", 1, dense, "triton", pooling="max", scored=scored)
-
-
-@pytest.mark.parametrize(("dtype", "per_head"), in_turn([torch.float8_e4m3fn, torch.float8_e5m2], [True, False]))
-def test_a_quantised_cache_is_scaled(dtype: torch.dtype, per_head: bool) -> None:
-    plain = make_case(layout="buffer", lengths=[50, 9], kv_heads=2, group=2, head_dim=16, padding=7)
-    k_scale = torch.tensor([0.5, 2.0]) if per_head else torch.tensor(2.0)
-    case = quantised(plain, k_scale, torch.tensor([4.0, 0.25]), torch.float32, dtype)
-    for pooling in ("each", "mean"):
-        expect_everything(case, "triton", "kv", 1, pooling, (False, True))
 
 
 @pytest.mark.parametrize(("cache", "query"), [(torch.float16, torch.float32), (torch.float32, torch.float16)])
@@ -126,14 +98,6 @@ def test_long_bounds_make_no_more_programs_than_rounds_are_worth(rows: int) -> N
     (parts,) = plan.split_counts(((rows, 8192),), 264)
     assert parts * rows <= max(plan.MOST_WAVES * 264, rows)
     assert (parts + 1) * rows > 264
-
-
-def test_a_set_of_one_token_far_from_the_others_is_found() -> None:
-    """The last id of a long set, in the last part, whose key alone matters."""
-    case = make_case(layout="paged", lengths=[90], kv_heads=1, group=1, head_dim=16, style="peaked", padding=7)
-    selection = Selection(int32([[[*range(0, 80, 2), 89, *[-1] * 30]]]), int32([[41]]))
-    out = sparse_decode(case.q, case.kv, selection, case.softmax, implementation="triton")
-    expect_attention(out, case, [[[*range(0, 80, 2), 89]]])
 
 
 @pytest.mark.parametrize(

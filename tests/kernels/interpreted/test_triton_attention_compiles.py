@@ -1,4 +1,4 @@
-"""Triton's attention kernels as the compiler makes them: nothing spilled, the cache copied in the background."""
+"""Triton's attention as the compiler makes it: nothing spilled, the cache copied in the background, tensor cores."""
 
 import re
 from typing import Any
@@ -11,11 +11,13 @@ from saccade.kernels._triton import attention as kernels
 from saccade.kernels._triton import combine, scoring
 from saccade.kernels._triton.combine import MOST_JOINED
 from saccade.kernels._triton.plan import LISTED_REGISTERS, tuning
+from saccade.kernels.dense_pass import triton as dense_pass
 from walking import in_turn
 
-STEPS = "q_row q_head k_page k_slot k_head v_page v_slot v_head ids_row ids_set".split()
+STEPS = "q_row q_head q_place k_page k_slot k_head v_page v_slot v_head ids_row ids_set".split()
 ONES = dict.fromkeys("q_dim k_dim v_dim table_step starts_step lengths_step ids_step".split(), 1)
 SETS = "ids ids_row ids_set ids_step counts counts_row counts_set".split()
+SIZES = {"fp32": 4, "bf16": 2, "fp16": 2}
 KINDS = {**dict.fromkeys("table starts lengths ids counts turns".split(), "*i32"), "whole": "*i1"}
 KINDS |= dict.fromkeys("parts sums scores k_scale v_scale".split(), "*fp32")
 KINDS |= {"log2_scale": "fp32", "log2_cap": "fp32", "dense_heads": "i64", "kept_heads": "i64"}
@@ -56,7 +58,7 @@ def attention(
     signature, constants, divisible = describe(kernel, dtype, held, dim, group, page, pooling, tuple(absent))
     if kind == "dense":
         constants |= dict.fromkeys(SETS, 0) | {"ids": None, "counts": None}
-    sizes = tuning(constants["INNER"], {"fp32": 4, "bf16": 2, "fp16": 2}.get(held, 1))
+    sizes = tuning(constants["INNER"], SIZES.get(held, 1))
     constants |= {"CAPPED": capped, "ALL": kind != "sparse", "LISTED": kind != "dense", "UNIT": unit}
     constants |= {"BLOCK": sizes.block, "STAGES": sizes.stages}
     how = {"capability": capability, "warps": sizes.warps, "stages": sizes.stages}
@@ -132,3 +134,26 @@ def test_joining(width: int, sinks: str | None) -> None:
     whole = ("parts", "sums", "out", "out_row", "out_head")
     compiled = compile_kernel(combine.__name__, "_combine", signature, constants, whole, capability=90)
     expect_fit(compiled, 128)
+
+
+@pytest.mark.parametrize(
+    ("queries", "group", "page", "dtype", "cache", "dim", "capability"),
+    [
+        (132, 4, 16, "bf16", "bf16", 128, 90),
+        (264, 8, 0, "bf16", "bf16", 128, 90),
+        (33, 1, 16, "bf16", "bf16", 128, 90),
+        (132, 4, 0, "fp16", "fp16", 64, 80),
+        (132, 4, 0, "bf16", "fp8e4nv", 128, 90),
+        (132, 4, 0, "fp32", "fp32", 128, 80),
+        (132, 4, 0, "bf16", "bf16", 256, 90),
+    ],
+)
+def test_dense_pass(queries: int, group: int, page: int, dtype: str, cache: str, dim: int, capability: int) -> None:
+    signature, constants, divisible = describe(dense_pass._attend, dtype, cache, dim, group, page, "")
+    tile, sizes = dense_pass.tuning(queries, constants["INNER"], SIZES.get(cache, 1))
+    constants |= {"TILE": tile, "BLOCK": sizes.block, "STAGES": sizes.stages}
+    how = {"capability": capability, "warps": sizes.warps, "stages": sizes.stages}
+    made = compile_kernel(dense_pass.__name__, "_attend", signature, constants, divisible, **how)
+    if (dtype, cache, dim) == ("bf16", "bf16", 128):
+        assert made.spilled == 0
+        assert queries <= 64 or "wgmma" in made.ptx

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from cluster_mass_contract import (
+from test_cluster_mass import (
     expect_mass,
     queries,
     settings,

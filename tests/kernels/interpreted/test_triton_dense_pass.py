@@ -4,11 +4,11 @@ from collections.abc import Iterator
 
 import pytest
 import torch
-from dense_pass_contract import counts, expect_pass, queries_of
 from hypothesis import given
 from hypothesis import strategies as st
 from kernel_caches import Case, make_case
 from kernel_checks import Run, fewer, seeds
+from test_dense_pass import counts, expect_pass, queries_of
 
 from saccade.kernels._triton import plan
 from saccade.kernels.dense_pass import triton

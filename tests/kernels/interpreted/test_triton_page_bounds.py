@@ -7,23 +7,9 @@ import torch
 from compiling import Compiled, compile_kernel, expect_fit, pointers, signature_of
 from kernel_caches import make_case
 from kernel_checks import refused
-from page_bounds_contract import (
-    Bounds,
-    bounds_of,
-    expect_page_scores,
-    expect_update,
-    filled,
-    test_a_query_that_is_no_number_does_not_pass_for_one,  # noqa: F401 - of the kernels
-    test_a_row_may_have_no_page,  # noqa: F401
-    test_a_search_bounds_pages_that_are_full,  # noqa: F401
-    test_every_start_and_count,  # noqa: F401
-    test_only_touched_pages_are_recomputed,  # noqa: F401
-    test_page_scores_match_the_oracle,  # noqa: F401
-    test_rows_that_share_a_block,  # noqa: F401
-)
+from page_bounds_contract import *  # noqa: F403 - its tests, of these implementations
+from page_bounds_contract import Bounds, bounds_of, expect_page_scores, filled
 from quantised import (
-    expect_bound_scores,
-    quantised,
     test_a_pages_score_bounds_those_of_its_tokens,  # noqa: F401
     test_bounds_are_numbers_of_the_cache,  # noqa: F401
 )
@@ -91,24 +77,6 @@ def test_which_queries_meet_tensor_cores() -> None:
     assert not kernels.plan(half[:, :4], bounds, bounds, "max").dot
 
 
-@pytest.mark.parametrize(
-    ("dtype", "query", "pooling"),
-    [
-        (torch.float8_e4m3fn, torch.float32, "max"),
-        (torch.float8_e5m2, torch.float16, "mean"),
-        (torch.float8_e5m2, torch.float16, "each"),
-    ],
-)
-def test_quantised(dtype: torch.dtype, query: torch.dtype, pooling: Pooling) -> None:
-    """Bounds hold the cache's numbers as they are stored, and the scores are those of what they stand for."""
-    plain = make_case(layout="paged", lengths=[37, 20], group=3, padding=1)
-    for scale in (torch.tensor([0.25, 3.0]), torch.tensor([3.0])):
-        case = quantised(plain, scale, scale, query, dtype)
-        for implementation in ("reference", "triton"):
-            expect_update(case, bounds_of(case, 4), 4, [0, 0], 37, implementation)
-            expect_bound_scores(case, 4, pooling, implementation)
-
-
 def test_what_it_cannot_take_is_named() -> None:
     case = make_case(lengths=[4], kv_heads=1, group=1, head_dim=8)
     wide = Bounds(*torch.zeros(2, 1, 1, 1, 520))
@@ -137,19 +105,10 @@ def compiled_score(
     query = "bf16" if dtype.startswith("fp8") else dtype
     kinds = {"q": f"*{query}"} | dict.fromkeys(("k", "lower", "upper"), f"*{dtype}")
     kinds |= dict.fromkeys(("k_scale", "scores", "tiles"), "*fp32")
-    constants = {
-        "SCALED": dtype.startswith("fp8"),
-        "POOLING": pooling,
-        "DOT": cut.dot,
-        "GROUP": group,
-        "HEAD_DIM": head_dim,
-        "MEMBERS": max(1 << (group - 1).bit_length(), 8),
-        "DIMS": 1 << (head_dim - 1).bit_length(),
-        "PAGES": cut.pages,
-        "NEAR": NEIGHBOURS if cut.dot and pooling == "max" else 0,
-        "FILLED": 16,
-        "TOKENS": kernels.tokens_at_once(16, head_dim),
-    }
+    constants = {"SCALED": dtype.startswith("fp8"), "POOLING": pooling, "DOT": cut.dot, "PAGES": cut.pages}
+    constants |= {"GROUP": group, "HEAD_DIM": head_dim, "MEMBERS": max(1 << (group - 1).bit_length(), 8), "FILLED": 16}
+    constants |= {"NEAR": NEIGHBOURS if cut.dot and pooling == "max" else 0, "DIMS": 1 << (head_dim - 1).bit_length()}
+    constants |= {"TOKENS": kernels.tokens_at_once(16, head_dim)}
     how = {"capability": capability, "warps": cut.warps, "stages": cut.stages}
     return compiled(kernels._score, kinds, constants, **how)
 

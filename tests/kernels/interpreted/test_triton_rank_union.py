@@ -6,11 +6,9 @@ from collections.abc import Iterator
 import pytest
 from compiling import compile_kernel, expect_fit, pointers, signature_of
 from kernel_checks import DEVICES
-from rank_union_contract import (
+from test_rank_union import (
     expect_union,
-    test_a_row_that_fits_is_its_own_set_whatever_its_lists_say,  # noqa: F401 - of the kernels
-    test_rank_union_matches_the_oracle,  # noqa: F401
-    test_the_union_between_sinks_and_a_window,  # noqa: F401
+    test_rank_union_matches_the_oracle,  # noqa: F401 - of the kernels
     test_whole_lists_are_asked_for_where_their_beginnings_fall_short,  # noqa: F401
 )
 

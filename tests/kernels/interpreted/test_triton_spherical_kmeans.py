@@ -9,9 +9,6 @@ from test_spherical_kmeans import (  # noqa: F401 - of the kernels
     test_means_are_those_of_loops,
     test_no_cluster_is_empty,
     test_opposite_vectors_keep_the_centroid,
-    test_parts_against_float64,
-    test_parts_with_ties_and_empty_clusters,
-    test_ties_and_empty_clusters,
 )
 
 from saccade.kernels.spherical_kmeans import api, reference, triton

@@ -3,21 +3,15 @@
 import math
 from collections.abc import Iterator
 from functools import partial
-from types import ModuleType
 
 import pytest
 import topk_contract
 import torch
 from compiling import compile_kernel, expect_fit, pointers, signature_of
 from kernel_checks import DEVICES, refused
+from topk_contract import *  # noqa: F403 - its tests, of these implementations
 from topk_contract import DEVICE_STYLES as STYLES
-from topk_contract import (
-    ORDERS,
-    make_scores,
-    test_any_floats,  # noqa: F401 - of the kernels
-    test_the_last_entries_follow_the_best,  # noqa: F401
-    test_topk_matches_the_oracle,  # noqa: F401
-)
+from topk_contract import ORDERS, make_scores
 
 from saccade.kernels._share import Share
 from saccade.kernels._triton import alone as alone_kernels
@@ -98,25 +92,18 @@ def test_no_row_at_all() -> None:
 
 
 @pytest.mark.usefixtures("_small_tiles")
-@pytest.mark.parametrize(("_small_tiles", "k"), in_turn(TILES, (1, 32, 33, 128)), indirect=["_small_tiles"])
-def test_the_cut_between_equals_of_a_narrowed_row(k: int) -> None:
-    scores = make_scores("distinct", (1, 1, 1100), 4).mul(3.0).round()
-    expect_topk(scores, [1100], k, "position")
-    expect_topk(scores, [1099], k, "score")
-
-
-@pytest.mark.usefixtures("_small_tiles")
-def test_a_row_with_nothing_to_choose_from() -> None:
+def test_narrowed_rows_of_other_shapes() -> None:
+    """Nothing to choose from, reserved entries, a view without the sinks, scores stored by position, cuts in ties."""
     for order in ORDERS:
         expect_topk(torch.full((2, 1, 1100), math.inf), [0, 1], 40, order)
-
-
-@pytest.mark.usefixtures("_small_tiles")
-def test_a_view_without_the_sinks_and_scores_stored_by_position() -> None:
+    expect_topk(make_scores("distinct", (4, 1, 1100), 9), [1107, 600, 7, 3], 40, "position", reserved=7)
     scores = make_scores("distinct", (2, 2, 1105), 6)
     expect_topk(scores[:, :, 5:], [1100, 1000], 50, "position")
-    expect_topk(scores[:, :1].expand(-1, 2, -1), [1105, 7], 50, "position")
-    expect_topk(scores.transpose(1, 2).contiguous().transpose(1, 2), [1105, 7], 50, "position")
+    for view in (scores[:, :1].expand(-1, 2, -1), scores.transpose(1, 2).contiguous().transpose(1, 2)):
+        expect_topk(view, [1105, 7], 50, "position")
+    tied = scores[:1, :1, :1100].mul(3.0).round()
+    for k, length, order in ((1, 1100, "score"), (32, 1100, "position"), (33, 1099, "score"), (128, 1099, "position")):
+        expect_topk(tied, [length], k, order)
 
 
 @pytest.mark.usefixtures("_small_tiles")
@@ -139,11 +126,6 @@ def test_rows_with_padding_are_read_in_whole_vectors() -> None:
         assert vector_of(scores) == vector
         for order in orders:
             expect_topk(scores, [1101, 7], 50, order)
-
-
-@pytest.mark.usefixtures("_small_tiles")
-def test_reserved_entries_are_left_out() -> None:
-    expect_topk(make_scores("distinct", (4, 1, 1100), 9), [1107, 600, 7, 3], 40, "position", reserved=7)
 
 
 def test_rows_too_wide_are_refused() -> None:
@@ -176,13 +158,6 @@ KERNELS = {
     "_sort_runs": (8, {"LAST": False, "RUN": 256, "OTHERS": 16}),
     "_merge_runs": (4, {"LAST": True, "WAYS": 4, "TILE": 128}),
 }
-MODULES = (kernels, alone_kernels, ranking)
-
-
-def module_of(kernel: str) -> ModuleType:
-    return next(module for module in MODULES if hasattr(module, kernel))
-
-
 DIVISIBLE = {"batch_stride", "group_stride", "kept", "blocks", "capacity", "run"}
 
 
@@ -199,7 +174,8 @@ DIVISIBLE = {"batch_stride", "group_stride", "kept", "blocks", "capacity", "run"
 )
 @pytest.mark.parametrize("capability", DEVICES[:2])
 def test_compiled_without_spills(kernel: str, capability: int, warps: int, others: dict[str, int]) -> None:
-    module, (_, constants) = module_of(kernel), KERNELS[kernel]
+    module = next(one for one in (kernels, alone_kernels, ranking) if hasattr(one, kernel))
+    constants = KERNELS[kernel][1]
     kinds = KINDS | ({"floors": "*fp32"} if others.get("TILES") else {})
     signature = signature_of(getattr(module, kernel), kinds)
     divisible = (*pointers(signature), *(name for name in signature if name in DIVISIBLE))
