@@ -236,9 +236,7 @@ def test_memory_that_runs_out_is_no_traceback(
 
 
 @pytest.mark.parametrize(
-    "given",
-    [("--dtype", "fp16"), ("--budget", "1000000"), ("--policy", " tidal : reselect = 3 ")],
-    ids=" ".join,
+    "given", [("--dtype", "fp16"), ("--budget", "1000000"), ("--policy", " tidal : reselect = 3 ")], ids=" ".join
 )
 def test_what_is_plain_enough_is_done(invoke: Invoke, model_folder: Path, given: tuple[str, ...]) -> None:
     result = invoke(*COMMANDS["generate"], "--model", model_folder, "--max-new-tokens", 4, *given)

@@ -59,10 +59,7 @@ def test_a_text_without_sentences_is_refused() -> None:
         hide("nothing here", [Fact("red fox", "1234")], numpy.random.default_rng(0))
 
 
-@pytest.mark.parametrize(
-    ("answer", "right"),
-    [(" 4817.", True), ("4817", True), (" 48170", False), (" 4818.", False)],
-)
+@pytest.mark.parametrize(("answer", "right"), [(" 4817.", True), ("4817", True), (" 48170", False), (" 4818.", False)])
 def test_is_right(answer: str, right: bool) -> None:
     assert is_right(answer, Fact("amber falcon", "4817")) is right
 

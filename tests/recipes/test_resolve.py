@@ -200,9 +200,7 @@ def test_no_network_means_no_recipe() -> None:
 
 
 @pytest.mark.parametrize(
-    ("options", "dtype"),
-    [({}, torch.bfloat16), ({"max_shard_size": "5KB"}, torch.float32)],
-    ids=["one file", "shards"],
+    ("options", "dtype"), [({}, torch.bfloat16), ({"max_shard_size": "5KB"}, torch.float32)], ids=["one file", "shards"]
 )
 def test_files_have_the_hash_of_the_loaded_model(saved: Saved, options: dict[str, str], dtype: torch.dtype) -> None:
     folder = saved(**options)
