@@ -1,14 +1,18 @@
-"""`python -m benchmarks kernels`: the rows it writes, the checks it makes; no timing is judged here."""
+"""`python -m benchmarks kernels`: its rows and checks, and vLLM's kernel where it cannot run; no timing is judged."""
 
+import importlib.util
 import json
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from typer.testing import CliRunner
 
 from benchmarks import kernels, operations
 from benchmarks.__main__ import app
+from benchmarks.vllm_baseline import VLLM
+from saccade.bench.decode import BenchJob, BenchSettings
 
 
 @pytest.fixture(autouse=True)
@@ -75,3 +79,17 @@ def test_a_wrong_result_is_not_timed(monkeypatch: pytest.MonkeyPatch, tmp_path: 
     result = CliRunner().invoke(app, ["kernels", "--context", "200", "--budget", "32", "--operation", "top-k"])
     assert result.exit_code == 2
     assert "top-k differ from float64" in result.stderr
+
+
+SETTINGS = BenchSettings("smollm2-135m", ["64"], ["1"], ["1"], "float32", "cpu", ["dense"], ["16"], 2, [])
+
+
+def test_it_is_left_out_without_vllm(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    job = BenchJob.check(SETTINGS, [VLLM])
+    assert [one.name for one in job.baselines] == ["transformers", "torch-sdpa"]
+    assert "baseline vllm is left out: vLLM is not installed (make setup-vllm)" in job.notes
+
+
+def test_it_takes_no_accelerator() -> None:
+    assert VLLM.refusal(torch.device("cuda"), 64) == "its CPU kernel is what can be called without an engine"

@@ -192,8 +192,6 @@ def test_numbers_outside_are_index_errors(plain: Any) -> None:
             source[number]
 
 
-# --- tasks of the user's own --------------------------------------------------------------------------------------
-
 TEXT = "The sky is blue. Grass is green, and green is my favourite. The key is 4711."
 GOOD = [
     {"context": TEXT, "question": "What is the key?", "answer": "4711"},

@@ -188,9 +188,6 @@ def test_every_kind_of_text_has_to_keep_the_promise() -> None:
     assert judge([(0 * count,) * 3], 0.01) == Verdict(0, 0, False)
 
 
-# --- questions that fail together -------------------------------------------------------------------------------------
-
-
 def test_what_breaks_the_promise_hardly_ever_passes() -> None:
     """A part of `python -m claims promise`: 60 texts of 12, with every correlation, cause and accuracy."""
     found = errors(Grid((8, 60), (12,), losses=(0.03, 0.05, 0.1)), runs=300, again=4000, seed=1)
@@ -210,9 +207,6 @@ def test_simulated_answers_are_as_correlated_as_they_should_be(way: str) -> None
     assert lost.sum() / right.sum() == pytest.approx(0.1, abs=0.005)
     assert right.mean() / asked == pytest.approx(0.9, abs=0.005)
     assert right.var() / (asked * 0.9 * 0.1) == pytest.approx(1 + (asked - 1) * correlation, rel=0.05)
-
-
-# --- several candidates -------------------------------------------------------------------------------------------
 
 
 def test_a_row_goes_from_the_best_to_the_cheapest_that_may_pass() -> None:

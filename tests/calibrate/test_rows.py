@@ -101,9 +101,6 @@ def test_a_search_that_is_taken_up_asks_as_many_together(
     assert widths_of(monkeypatch, lambda: search("fresh").run(nothing)) == {2}
 
 
-# --- memory -------------------------------------------------------------------------------------------------------
-
-
 def test_free_memory_is_the_systems_or_the_containers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     cpu, memory = torch.device("cpu"), tmp_path / "meminfo"
     monkeypatch.setattr(machine, "MEMORY", memory)

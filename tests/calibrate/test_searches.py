@@ -62,8 +62,6 @@ def begin(search: Any, file: Path) -> None:
         search.run(stop)
 
 
-# --- what is refused ----------------------------------------------------------------------------------------------
-
 REFUSED: dict[str, list[tuple[dict[str, Any], list[str]]]] = {
     "heads": [
         ({"model": "/absent/model"}, ["/absent/model"]),
@@ -141,9 +139,6 @@ def test_training_texts_fit_the_model_with_all_their_questions(folder: Path, tmp
     """In training the questions of a text are decoded one behind another, which takes more than any one of them."""
     with pytest.raises(SaccadeError, match=f"the model has {POSITIONS} positions"):
         HeadSearch.check(head_settings(folder, tmp_path, lengths=(700, 700)))
-
-
-# --- whole runs ---------------------------------------------------------------------------------------------------
 
 
 def test_heads_of_a_model_without_groups(folder: Path, task: Path, tmp_path: Path) -> None:

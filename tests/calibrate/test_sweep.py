@@ -121,8 +121,6 @@ def test_mending_on_a_full_disk_loses_nothing(path: Path) -> None:
     assert list(opened(path).records.values()) == RECORDS[:-1]
 
 
-# --- sweeps -------------------------------------------------------------------------------------------------------
-
 SPECS = ["dense", "tidal:reselect=3,dense_layers=1,budget=6", "quest:page=4,dense_layers=1,budget=8"]
 
 

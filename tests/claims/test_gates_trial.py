@@ -190,9 +190,6 @@ def test_files_that_hold_no_gates_of_the_model_are_refused(fails: Fails, model_f
     assert "holds gates of other, another model's" in fails("roles", tmp_path / "gates.json", *ask)
 
 
-# --- the rule, and claims that follow it ---------------------------------------------------------------------------
-
-
 def made_up(**changes: tuple[int, float]) -> dict[str, Any]:
     """A trial of all variants, three seeds; `changes`: number of open gates, two wanted, and right answers of theirs.
 

@@ -1,4 +1,4 @@
-"""The ledger: the hash of criteria, which files are claims, and that results are those of the tree."""
+"""The ledger: the hash of criteria, which files are claims, what their arms keep, and that results are the tree's."""
 
 import re
 import subprocess
@@ -31,6 +31,8 @@ from claims.judging.running import Run
 from claims.judging.study import Study
 from claims.judging.unclaimed import UNCLAIMED
 from claims.judging.verdicts import judge
+from claims.less_is_more.c7_long_generation import FRAMED
+from claims.less_is_more.c9_transfer import FRAME, RARE_HEADS, UNION
 from saccade.errors import SaccadeError
 
 CLAIMS = found()
@@ -262,3 +264,25 @@ def test_what_a_verdict_is_worth_hangs_on_published_models() -> None:
     rows = [line.split("|")[3:5] for line in page.worth_lines()[2:]]
     assert [int(count) for count, _ in rows] == [len(names.split(",")) for _, names in rows]
     assert sum(int(count) for count, _ in rows) == 29, "C31 is withdrawn, C5, C12, C18 and C29 are timings"
+
+
+LENGTH = 8192
+WITH_A_WINDOW = {"C7": (FRAMED,), "C8": ("window=60",), "C9": (FRAME, "roles=select"), "C9b": (FRAME,)}
+"""What an arm is called that stands for LessIsMore's frame in its tests."""
+
+
+@pytest.mark.parametrize("number", WITH_A_WINDOW)
+def test_arms_that_are_said_to_keep_the_same_frame_do(number: str, tmp_path: Path) -> None:
+    claim, study = found()[number].claim, Study(None, tmp_path)
+    pairs = {(test.of.arms, test.against.arms) for test in claim.tests if test.against is not None}
+    compared = [pair for pair in pairs if any(name in arm for arm in pair for name in WITH_A_WINDOW[number])]
+    assert compared
+    for pair in compared:
+        plans = [policy.plan(study.subject.shape) for policy in study.policies(pair).values()]
+        assert {plan.selector and plan.selector.frame(LENGTH) for plan in plans} == {(4, 60)}
+
+
+def test_without_a_window_both_keep_the_current_token_alone(tmp_path: Path) -> None:
+    study = Study(None, tmp_path)
+    plans = [policy.plan(study.subject.shape) for policy in study.policies((UNION, f"{RARE_HEADS}sinks=4")).values()]
+    assert [plan.selector and plan.selector.frame(LENGTH) for plan in plans] == [(4, 1)] * 2

@@ -1,16 +1,20 @@
-"""Role files: what is written reads back; whatever else a file may hold is refused in one line that names it."""
+"""Role files and lists of retrieving heads: what is written reads back; anything else is refused in one line."""
 
 import json
+import random
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 import mangling
 import saccade
 from mangling import ROLE_FILE
 from methods.refusing import check_line
+from saccade.plans.head_list import HeadList
 from saccade.plans.role_file import RoleFile
 from saccade.plans.roles import RoleMap
 from saccade.types import ModelShape, Role
@@ -24,15 +28,10 @@ def role_map(roles: list[list[str]]) -> RoleMap:
     return RoleMap(tuple(tuple(Role(role) for role in layer) for layer in roles))
 
 
-# --- there and back -----------------------------------------------------------------------------------------------
-
-
 def test_a_valid_file_is_what_it_says() -> None:
     file = RoleFile.from_json(json.dumps(VALID))
     assert (file.model, file.roles, file.found) == (SHAPE, role_map(ROLES), VALID["found"])
 
-
-# --- what a file must not hold ------------------------------------------------------------------------------------
 
 MANGLED = {
     "too few layers": (changed(roles=ROLES[:2]), ("2 layers", "3 layers")),
@@ -66,9 +65,6 @@ def refused(words: tuple[str, ...], path: Path, shape: ModelShape) -> None:
         message = str(error.value)
         check_line(message, words)
         assert len(message) < 400 + len(str(path))
-
-
-# --- files of other models ----------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -140,3 +136,77 @@ def test_one_set_for_all_heads_needs_one_role_per_layer(tmp_path: Path) -> None:
     path.write_text(json.dumps(VALID))
     with pytest.raises(saccade.PolicyError, match="mixes roles"):
         saccade.policy("composed", roles=path, rule="rank_union").plan(SHAPE)
+
+
+P, R = Role.PUBLISH, Role.REUSE
+EIGHT = ModelShape(layers=8, query_heads=4, kv_heads=2, head_dim=8, architecture="qwen3")
+
+
+@st.composite
+def role_maps(draw: st.DrawFn) -> RoleMap:
+    layers, kv_heads = draw(st.integers(1, 12)), draw(st.integers(1, 12))
+    later = st.lists(st.sampled_from([P, R]), min_size=kv_heads, max_size=kv_heads).map(tuple)
+    return RoleMap(((P,) * kv_heads, *draw(st.lists(later, min_size=layers - 1, max_size=layers - 1))))
+
+
+@given(role_maps(), st.randoms())
+def test_roles_become_text_and_roles_again(roles: RoleMap, shuffler: random.Random) -> None:
+    shape = replace(EIGHT, layers=len(roles.layers), kv_heads=len(roles.layers[0]), query_heads=len(roles.layers[0]))
+    text = str(HeadList.of(roles))
+    assert HeadList.parse(text).role_map(shape) == roles
+    kind, _, rest = text.partition(":")
+    parts = rest.split("+") * 2
+    shuffler.shuffle(parts)
+    assert str(HeadList.parse(f"{kind}:{'+'.join(parts)}")) == text
+    for name in ("lychee_decode", "composed"):
+        policy = saccade.policy(name, roles=text)
+        assert saccade.Policy.from_spec(policy.to_spec()) == policy
+        assert policy.plan(shape).roles == roles
+
+
+def test_a_list_says_what_it_looks_like() -> None:
+    roles = HeadList.parse("heads:0+3.1").role_map(replace(EIGHT, layers=4))
+    assert roles.layers == ((P, P), (R, R), (R, R), (R, P))
+    assert str(HeadList.of(RoleMap(((P, P), (P, R), (P, P))))) == "heads:0+1.0+2"
+
+
+@pytest.mark.parametrize(
+    ("written", "spec"),
+    [("heads:07+00", "heads:0+7"), ("heads:10.1+9.10+9.9+0", "heads:0+9.9+9.10+10.1"), ("heads:0+7.1+7", "heads:0+7")],
+)
+def test_what_is_written_is_put_in_order(written: str, spec: str) -> None:
+    assert str(saccade.policy("lychee_decode", roles=written)) == f"lychee_decode:roles={spec}"
+
+
+@pytest.mark.parametrize("text", ["heads:", "heads:1.", "heads:.1", "heads:1.2.3", "heads:0+", "heads:²"])
+def test_what_is_no_list(text: str) -> None:
+    with pytest.raises(saccade.PolicyError, match=r"must be heads:L\+L\.H with whole numbers") as error:
+        saccade.policy("lychee_decode", roles=text)
+    assert repr(text) in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("heads:0+8", ("heads:8 is not valid", "layers 0 to 7 with KV heads 0 to 1")),
+        ("heads:0+7.2", ("heads:7.2 is not valid", "layers 0 to 7 with KV heads 0 to 1")),
+        ("heads:0.0+3.1", ("KV head 1 of layer 0 reuses", "no layer below refreshes head 1")),
+    ],
+)
+def test_a_list_that_does_not_fit_the_model(text: str, words: tuple[str, ...]) -> None:
+    for name in ("lychee_decode", "composed"):
+        with pytest.raises(saccade.PolicyError) as error:
+            saccade.policy(name, roles=text).plan(EIGHT)
+        check_line(str(error.value), (f"policy {name}: roles: ", *words))
+
+
+def test_a_list_speaks_of_every_layer() -> None:
+    assert saccade.policy("composed", roles="heads:0").plan(EIGHT).roles.layers[1] == (R, R)
+    with pytest.raises(saccade.PolicyError, match="dense_layers=2 does not fit roles=heads:0, which speaks of every"):
+        saccade.policy("composed", roles="heads:0", dense_layers=2)
+
+
+@pytest.mark.parametrize("role", [Role.DENSE, Role.SELECT])
+def test_other_roles_have_no_list(role: Role) -> None:
+    with pytest.raises(saccade.PolicyError, match=rf"KV head 1 of layer 1 is {role.value}, but heads:L\+L\.H says"):
+        HeadList.of(RoleMap(((P, P), (P, role))))

@@ -52,9 +52,6 @@ def loaded(folder: Path, dtype: torch.dtype = torch.float32) -> PreTrainedModel:
     return AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, attn_implementation="sdpa").eval()
 
 
-# --- on loaded models ---------------------------------------------------------------------------------------------
-
-
 def test_auto_takes_the_recipe_beside_the_model(saved: Saved) -> None:
     with saccade.sparsify(loaded(saved(POLICY), torch.bfloat16), "auto") as run:
         assert run.policy == POLICY
@@ -122,9 +119,6 @@ def test_a_published_recipe_says_what_it_is(saved: Saved) -> None:
             assert run.notes == (note("llama-3.1-8b"),)
 
 
-# --- from configurations ------------------------------------------------------------------------------------------
-
-
 def test_the_file_beside_the_model_comes_before_the_paper(tmp_path: Path) -> None:
     folder, one = tmp_path / "Qwen3-8B", published("qwen3-8b")
     folder.mkdir()
@@ -166,9 +160,6 @@ def test_nobody_asked_for_a_policy(saved: Saved) -> None:
         default(str(with_one), lambda: other)
 
 
-# --- hub ids ------------------------------------------------------------------------------------------------------
-
-
 def test_a_hub_model_has_its_recipe_beside_it(saved: Saved, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = saved(POLICY)
     asked: list[tuple[str, str, bool]] = []
@@ -194,9 +185,6 @@ def test_no_network_means_no_recipe() -> None:
     assert beside("somebody/model", unasked) is None
     assert stored_hash("somebody/model") is None
     assert files.find("no hub id", "saccade.json", download=True) is None
-
-
-# --- the hash of files --------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -236,9 +224,6 @@ def test_files_that_tell_nothing(saved: Saved, tmp_path: Path) -> None:
     for index in ("{", "[]", '{"weight_map": 3}', '{"weight_map": {"model.embed_tokens.weight": "gone.safetensors"}}'):
         (folder / "model.safetensors.index.json").write_text(index)
         assert stored_hash(str(folder)) is None
-
-
-# --- the bundled model's ------------------------------------------------------------------------------------------
 
 
 def test_a_configuration_may_call_its_widths_otherwise() -> None:

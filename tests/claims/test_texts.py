@@ -1,16 +1,58 @@
-"""Texts that judge: of packages, none of which share a token."""
+"""Texts that judge: of three kinds and of packages, as long as asked; none holds what another one does."""
 
 import re
 from itertools import pairwise
 from typing import Any
 
 import pytest
+from tokenizers.processors import TemplateProcessing
 
 from claims.designs.packages import PackageProblems
 from lab import packages
+from lab.kinds import QUESTION, texts_by_kind
 from saccade.calibrate.problems import NeedleProblems, Problem
+from saccade.checkpoints.load import ModelSource
+from saccade.errors import DocumentError
 
-POSITIONS = 32768
+LENGTH, COUNT, POSITIONS = 600, 3, 32768
+TEMPLATE = "{% for message in messages %}<{{ message.role }}>{{ message.content }}{% endfor %}<answer>"
+
+
+@pytest.fixture
+def begun() -> Any:
+    """One that begins texts with a token, which the bundled one does not."""
+    made = ModelSource.locate(None).tokenizer()
+    made.chat_template = TEMPLATE
+    begin = made.convert_ids_to_tokens(0)
+    made.add_special_tokens({"bos_token": begin})
+    single = TemplateProcessing(single=f"{begin} $A", pair=None, special_tokens=[(begin, 0)])
+    made.backend_tokenizer.post_processor = single
+    assert made("text")["input_ids"][0] == 0
+    return made
+
+
+def test_texts_are_as_long_as_asked_and_share_nothing(begun: Any) -> None:
+    found = texts_by_kind(begun, LENGTH, COUNT, 0, POSITIONS)
+    assert [*found] == ["code", "prose", "chat"]
+    assert all(len(texts) == COUNT for texts in found.values())
+    assert all(len(text) == LENGTH for kind in ("code", "prose") for text in found[kind])
+    assert all(text[0] == 0 and 0 not in text[1:] for kind in ("code", "prose") for text in found[kind])
+    texts = [begun.decode(text) for kind in found for text in found[kind]]
+    pieces = [{text[at : at + 200] for at in range(0, len(text) - 200, 200)} for text in texts]
+    assert all(not any(piece in other for piece in pieces[one]) for one in range(9) for other in texts[:one])
+    for text in found["chat"]:
+        said = begun.decode(text)
+        assert LENGTH - 20 < len(text) <= LENGTH, "as much of the text as there is room for"
+        assert said.startswith("<user>") and said.endswith(f"{QUESTION}<answer>") and 0 not in text
+
+
+def test_no_template_no_chat_and_no_more_texts_than_there_are(begun: Any) -> None:
+    with pytest.raises(DocumentError, match="8 tokens have no room"):
+        texts_by_kind(begun, 8, 1, 0, POSITIONS)
+    begun.chat_template = None
+    assert [*texts_by_kind(begun, LENGTH, 1, 0, POSITIONS)] == ["code", "prose"]
+    with pytest.raises(DocumentError, match="the model has 512 positions"):
+        texts_by_kind(begun, LENGTH, 1, 0, 512)
 
 
 def judging(tokenizer: Any, length: int, count: int, seed: int = 0) -> PackageProblems:

@@ -1,4 +1,6 @@
-"""What a policy's row adds up to: times with dense passes among them, shares, recalls."""
+"""RULER's scores and Wilson intervals by hand, and what a policy's row adds up to: times, shares, recalls."""
+
+from math import sqrt
 
 import pytest
 import torch
@@ -7,8 +9,55 @@ from counting import used
 from saccade.decode.counters import Counters
 from saccade.decode.recall import Recall
 from saccade.decode.stats import Rectifications, RunStats
+from saccade.errors import DocumentError
+from saccade.eval.interval import wilson
+from saccade.eval.metrics import METRICS, TASKS, metric_of
 from saccade.eval.tally import Tally, recalls_of
 from saccade.methods.policy import Policy
+
+
+@pytest.mark.parametrize(
+    ("metric", "said", "references", "score"),
+    [
+        ("string_match_all", "They are ABCDE and fghij.", ["abcde", "FGHIJ"], 1.0),
+        ("string_match_all", "only abcde", ["abcde", "fghij", "klmno", "pqrst"], 0.25),
+        ("string_match_part", "only abcde", ["abcde", "fghij"], 1.0),
+        ("string_match_part", "neither", ["abcde", "fghij"], 0.0),
+    ],
+)
+def test_scores(metric: str, said: str, references: list[str], score: float) -> None:
+    assert metric_of({"metric": metric, "task": "vt"}, None, "here")(said, references) == score
+
+
+def test_a_task_says_its_metric() -> None:
+    assert set(TASKS.values()) == set(METRICS)
+    assert metric_of({"task": "niah_single_1"}, None, "here") == METRICS["string_match_all"]
+    assert metric_of({"task": "qa_2"}, "", "here") == METRICS["string_match_part"]
+
+
+def test_unknown_names_are_refused_with_the_list() -> None:
+    valid = r"^here: unknown metric 'bleu'; valid: string_match_all, string_match_part$"
+    with pytest.raises(DocumentError, match=valid):
+        metric_of({"metric": "bleu"}, None, "here")
+    with pytest.raises(DocumentError, match=r"^here: no metric is known of task 'lsht'; give --metric .*niah_single_1"):
+        metric_of({"task": "lsht"}, None, "here")
+
+
+@pytest.mark.parametrize(("right", "count"), [(0, 48), (1, 48), (24, 48), (48, 48), (3, 7)])
+def test_wilson(right: int, count: int) -> None:
+    z, share = 1.959963984540054, right / count
+    middle = (share + z * z / (2 * count)) / (1 + z * z / count)
+    half = z / (1 + z * z / count) * sqrt(share * (1 - share) / count + z * z / (4 * count * count))
+    assert wilson(right, count) == pytest.approx((middle - half, middle + half), abs=1e-12)
+
+
+def test_answers_right_in_part_reach_from_the_number_below_to_that_above() -> None:
+    assert wilson(24.5, 48) == (wilson(24, 48)[0], wilson(25, 48)[1])
+    assert wilson(0.3 + 0.6 + 0.1, 48) == wilson(1, 48)
+
+
+def test_nothing_counted_is_anything_possible() -> None:
+    assert wilson(0, 0) == (0.0, 1.0)
 
 
 def tally(spec: str) -> Tally:
