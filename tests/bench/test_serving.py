@@ -50,16 +50,18 @@ def checked(**changed: Any) -> ServingJob:
 def test_refusals(changed: dict[str, Any], words: str) -> None:
     with pytest.raises(SaccadeError) as caught:
         checked(**changed)
-    assert words in str(caught.value)
-    assert "\n" not in str(caught.value)
+    assert words in str(caught.value) and "\n" not in str(caught.value)
 
 
-def test_an_empty_context_is_always_measured_and_dense_only_if_asked_for() -> None:
+def test_points_are_measured_as_given_behind_the_empty_contexts_and_dense_only_if_asked_for() -> None:
     job = checked()
     assert job.points == ((EMPTY, 1), (EMPTY, 4), (8192, 1), (8192, 4))
-    assert list(job.policies) == ["stock", "quest:budget=2048"]
-    assert job.units == 4
+    assert list(job.policies) == ["stock", "quest:budget=2048"] and job.units == 4
     assert list(checked(policies=["dense"]).policies) == ["stock", "dense"]
+    job = checked(points=["131072x4,16x1", "2048x28"])
+    assert job.points == ((EMPTY, 4), (EMPTY, 1), (EMPTY, 28), (131072, 4), (2048, 28))
+    assert job.longest == 131072 + job.room
+    assert checked(points=["4096x1"], max_model_len=131072).longest == 131072
 
 
 def test_a_file_that_cannot_be_written_is_refused_first(fails: Fails, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -178,9 +180,7 @@ def alone(**changed: Any) -> ServingJob:
 
 @pytest.mark.usefixtures("clocked")
 @pytest.mark.parametrize(("slower", "void"), [(1.01, False), (1.03, True), (0.97, True)])
-def test_a_setting_at_which_stock_has_drifted_is_void(
-    monkeypatch: pytest.MonkeyPatch, slower: float, void: bool
-) -> None:
+def test_a_setting_where_stock_has_drifted_is_void(monkeypatch: pytest.MonkeyPatch, slower: float, void: bool) -> None:
     monkeypatch.setattr(Clocked, "slower", slower)
     results = alone(points=["8192x1"]).run(lambda unit, results: None)
     found = {(row["policy"], row["context"]): row for row in results["rows"]}
@@ -224,8 +224,7 @@ def test_a_run_that_was_cut_off_goes_on_with_what_is_missing() -> None:
     Clocked.started.clear()
     units: list[str] = []
     whole = job.run(lambda unit, results: units.append(unit), before=before)
-    assert Clocked.started == ["quest:budget=2048", "stock"]
-    assert len(units) == 6
+    assert Clocked.started == ["quest:budget=2048", "stock"] and len(units) == 6
     assert whole["rows"] == alone(points=["8192x1", "4096x2"]).run(lambda unit, results: None)["rows"]
     with pytest.raises(SaccadeError, match="of other settings"):
         alone(points=["8192x1"]).run(lambda unit, results: None, before=before)
@@ -239,13 +238,6 @@ def test_what_has_no_room_or_fails_is_left_out_and_said() -> None:
     }
     assert "streaming:budget=2048: failed, no such kernel" in results["notes"]
     assert "context 30000, batch 2, stock: left out, the cache has no room" in results["notes"]
-
-
-def test_points_are_measured_as_given_behind_the_empty_contexts() -> None:
-    job = checked(points=["131072x4,16x1", "2048x28"])
-    assert job.points == ((EMPTY, 4), (EMPTY, 1), (EMPTY, 28), (131072, 4), (2048, 28))
-    assert job.longest == 131072 + job.room
-    assert checked(points=["4096x1"], max_model_len=131072).longest == 131072
 
 
 @pytest.fixture

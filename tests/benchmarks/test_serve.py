@@ -169,14 +169,10 @@ def test_beside_a_stream_clients_answer_on_and_its_prompts_count() -> None:
 
 
 @pytest.mark.usefixtures("vllm")
-def test_what_is_shared_is_in_the_cache_before_it_counts() -> None:
+def test_what_is_shared_is_in_the_cache_before_it_counts_and_clients_that_it_cannot_hold_wait() -> None:
     engine = LoadedEngine(None)
     served = engine.serve(Load(clients=1, lengths=(8, 16, 24), shared=0.5, new_tokens=2, requests=3, vocabulary=50))
     assert (len(Answering.asked), served.requests, served.prompt_tokens) == (3 + 3 + 1, 3, 48)
-
-
-@pytest.mark.usefixtures("vllm")
-def test_clients_that_the_cache_cannot_hold_at_once_wait() -> None:
     job = checked(batches=["200"], new_tokens=8, requests=4)
     assert job.blocks(200) * job.block > 10_000
     results = job.run(lambda unit, results: None)
@@ -196,8 +192,7 @@ def test_rows_of_a_run_and_of_one_that_goes_on() -> None:
         assert row["requests_per_second"] == row["requests"] / row["seconds"]
         assert (row["first_ms"], row["next_ms"], row["next_ms_p99"]) == (1500 / twice, 500 / twice, 500 / twice)
         assert (row["cached_share"], row["drift"], row["void"]) == (0.25, 0.0, False)
-        assert row["row_tokens_per_second"] == 2 * twice
-        assert 32 <= row["prompt_tokens"] <= 64
+        assert row["row_tokens_per_second"] == 2 * twice and 32 <= row["prompt_tokens"] <= 64
     rows = [row for row in results["rows"] if (row["policy"], row["clients"]) != ("stock (last)", 2)]
     cut = {**results, "rows": rows}
     done: list[str] = []
@@ -226,14 +221,12 @@ def test_stock_that_differs_from_itself_makes_a_point_void() -> None:
 
     rows = beside_stock([row("stock", 1.0), row("quest", 2.0), row("stock (last)", 1.06), row("stock", 3.0, 2)])
     assert [one.void for one in rows] == [True, True, True, False]
-    assert rows[1].over_stock == pytest.approx(2 / 1.03)
-    assert rows[1].drift == pytest.approx(0.06)
+    assert rows[1].over_stock == pytest.approx(2 / 1.03) and rows[1].drift == pytest.approx(0.06)
     assert (rows[3].over_stock, rows[3].drift) == (1.0, None)
 
 
 def test_percentiles() -> None:
-    assert percentiles([]) == (0, 0)
-    assert percentiles([0.5]) == (500, 500)
+    assert percentiles([]) == (0, 0) and percentiles([0.5]) == (500, 500)
     every = [number / 1000 for number in range(101)]
     assert percentiles(every) == pytest.approx((50, 99)) and percentiles(every, 90) == pytest.approx((50, 90))
 

@@ -31,11 +31,6 @@ SPECS = POLICIES | RECTIFIED
 TEXT = tuple(tiny.prompt(44, seed=3)[0].tolist())
 
 
-@pytest.fixture(scope="module")
-def model() -> Any:
-    return tiny.fresh("llama")
-
-
 def greedy(model: Any, spec: str, prompt: Sequence[int], new: int) -> list[int]:
     """What a model says under a policy to a text and a question, token by token."""
     cache, said = DynamicCache(), list[int]()
@@ -50,7 +45,6 @@ def greedy(model: Any, spec: str, prompt: Sequence[int], new: int) -> list[int]:
 
 
 def says(model: Any, spec: str, ask: Ask) -> bool:
-    """Whether greedy decoding under a policy gives the answer."""
     return tuple(greedy(model, spec, ask.prompt, len(ask.answer))) == ask.answer
 
 
@@ -73,7 +67,6 @@ def problem(model: Any) -> Problem:
 
 @pytest.fixture(scope="module")
 def alone(model: Any, problem: Problem) -> dict[str, tuple[bool, ...]]:
-    """Whether each question is right under each policy, decoded alone."""
     return {name: tuple(says(model, spec, ask) for ask in problem.asks) for name, spec in SPECS.items()}
 
 
@@ -190,7 +183,6 @@ def maps_of(model: Any, row: tuple[int, ...]) -> Maps:
 
 
 def rows() -> list[tuple[Ask, tuple[int, ...], range]]:
-    """Every question as a row, and the positions behind which a token of its answer comes."""
     made = []
     for ask in PROBLEM.asks:
         begin = len(PLACED) + len(ask.prompt) - 1
@@ -237,5 +229,4 @@ def test_gold_mass_and_copies(models: tuple[Any, list[Maps], float]) -> None:
     assert float(abs(observer.mass.numpy() - mass).max()) <= 4 * error * steps * 20**0.5
     assert 4 * error * steps * 20**0.5 < 0.01
     assert observer.copies.numpy().tolist() == copies.tolist()
-    assert copies.sum() > 0 and copies.min() == 0
-    assert len(answers) == len(PROBLEM.asks)
+    assert copies.sum() > 0 and copies.min() == 0 and len(answers) == len(PROBLEM.asks)

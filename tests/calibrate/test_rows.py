@@ -54,9 +54,7 @@ def prompts(monkeypatch: pytest.MonkeyPatch) -> Counter[tuple[int, ...]]:
     return seen
 
 
-def test_every_text_is_prefilled_once(
-    folder: Path, task: Path, tmp_path: Path, prompts: Counter[tuple[int, ...]]
-) -> None:
+def test_texts_are_prefilled_once(folder: Path, task: Path, tmp_path: Path, prompts: Counter[tuple[int, ...]]) -> None:
     """Three families with two budgets each, on five texts."""
     tuning = Tuning.check(settings(folder, task, tmp_path))
     results = tuning.run(nothing)

@@ -113,9 +113,7 @@ REFUSED: dict[str, list[tuple[dict[str, Any], list[str]]]] = {
 
 
 @pytest.mark.parametrize("name", REFUSED)
-def test_bad_input_is_one_line_before_any_work(
-    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
-) -> None:
+def test_bad_input_is_one_line(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     monkeypatch.setattr(ModelSource, "weights", lambda *_: pytest.fail("weights were read"))
     monkeypatch.chdir(tmp_path)
     search, settings = SEARCHES[name]
@@ -126,13 +124,6 @@ def test_bad_input_is_one_line_before_any_work(
 
     assert lacking((line(**changes), words) for changes, words in REFUSED[name]) == []
     assert list((tmp_path / "out").iterdir()) == []
-
-
-def test_a_folder_that_cannot_be_written_is_one_line(folder: Path, tmp_path: Path) -> None:
-    (tmp_path / "file").write_text("mine")
-    with refused(OutputError, "cannot be written"):
-        LayerSearch.check(layer_settings(folder, tmp_path / "file" / "out"))
-    assert (tmp_path / "file").read_text() == "mine"
 
 
 def test_training_texts_fit_the_model_with_all_their_questions(folder: Path, tmp_path: Path) -> None:

@@ -18,11 +18,6 @@ from saccade.calibrate.training import CHECKPOINT, LOG, HeadTraining, Training
 from saccade.errors import OutputError, SaccadeError
 
 
-@pytest.fixture(scope="module")
-def model() -> Any:
-    return tiny.fresh("llama")
-
-
 def train(model: Any, folder: Path, *made: Any, advance: Any = nothing, **options: Any) -> HeadTraining:
     training = begin(model, folder, *made)
     training.run(advance, **options)
@@ -124,8 +119,7 @@ def test_a_finished_run_is_read_from_its_folder(model: Any, tmp_path: Path) -> N
     first = train(model, tmp_path)
     log = (tmp_path / LOG).read_bytes()
     again = train(model, tmp_path, SHORT, ())  # of which nothing can be read
-    assert again.step == 9
-    assert torch.equal(again.gates.mean(), first.gates.mean())
+    assert again.step == 9 and torch.equal(again.gates.mean(), first.gates.mean())
     assert (tmp_path / LOG).read_bytes() == log
 
 

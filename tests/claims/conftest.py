@@ -14,7 +14,6 @@ __all__ = ["fails", "invoke", "model", "model_folder", "refused", "tokenizer"]
 
 @pytest.fixture
 def invoke() -> Invoke:
-    """Run `claims`'s command line."""
     return invoker(app)
 
 

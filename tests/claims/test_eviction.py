@@ -34,14 +34,11 @@ def prompts(tokenizer: Any) -> list[Prompt]:
     return prompts_of(tokenizer, built_in_contexts(tokenizer, length=1100, limit=13, positions=8192, seed=0))
 
 
-def test_prompts_are_the_questions_of_the_demo_in_the_columns_of_kvpress(
-    prompts: list[Prompt], tokenizer: Any, tmp_path: Path
-) -> None:
+def test_prompts_are_the_demos_questions_for_kvpress(prompts: list[Prompt], tokenizer: Any, tmp_path: Path) -> None:
     file = tmp_path / "prompts.jsonl"
     write_lines(file, map(asdict, prompts))
     lines = [json.loads(line) for line in file.read_text().splitlines()]
-    assert len(lines) == 13
-    assert len({tuple(line["context"]) for line in lines}) == 2
+    assert len(lines) == 13 and len({tuple(line["context"]) for line in lines}) == 2
     for line in lines:
         assert set(line) == COLUMNS
         asked, prefix = tokenizer.decode(line["question"]), tokenizer.decode(line["answer_prefix"])
@@ -54,7 +51,6 @@ def test_prompts_are_the_questions_of_the_demo_in_the_columns_of_kvpress(
 
 @pytest.fixture
 def written(tmp_path: Path) -> Callable[..., Path]:
-    """A side's file of these records."""
 
     def write(*records: dict[str, Any] | str) -> Path:
         file = tmp_path / "answers.jsonl"
@@ -75,8 +71,7 @@ def test_answers_come_back_as_they_were_written(written: Callable[..., Path]) ->
     about = {"versions": {"kvpress": "1"}}, {"pipeline": {"same": 2}}
     told = {**asdict(refused), "refused": "no patterns"}
     answers = read_answers(written(*about, *map(record, said), record(Said(refused, 0, 1, (1,))), told), 2)
-    assert list(answers.said) == said
-    assert answers.refused == {refused: "no patterns"}
+    assert list(answers.said) == said and answers.refused == {refused: "no patterns"}
     assert answers.about == {"versions": {"kvpress": "1"}, "pipeline": {"same": 2}}
 
 
@@ -103,8 +98,7 @@ def test_joining_counts_right_answers_by_the_rule_of_the_demo(tokenizer: Any) ->
     snap, dense = rows_of("kvpress", [*said, *longer], prompts, tokenizer)
     assert {key: snap[key] for key in asdict(SNAP)} == asdict(SNAP)
     assert (snap["side"], snap["correct"], snap["n"], snap["read"]) == ("kvpress", 2, 3, 2.0)
-    assert snap["correct_by_context"] == [1, 1]
-    assert snap["interval"] == wilson(2, 3)
+    assert snap["correct_by_context"] == [1, 1] and snap["interval"] == wilson(2, 3)
     assert dense["correct"] == 0
 
 

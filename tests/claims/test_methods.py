@@ -249,22 +249,18 @@ def test_a_new_prompt_is_planted_whole() -> None:
         assert isinstance(index.tree, LazyTree)
         return index.tree.chunks - index.tree.built
 
-    assert joined(152) == 0
-    assert [joined(length) for length in range(153, 240)][-1] > 10
+    assert joined(152) == 0 and [joined(length) for length in range(153, 240)][-1] > 10
     history.prompt = 300
     assert joined(301) == 0 < joined(340)
 
 
-def test_coarse_units() -> None:
+def test_coarse_units_and_other_options_are_the_papers() -> None:
     """The paper's grow with the root of the clusters; sqrt is the same up to 64."""
     counts = (1, 2, 5, 63, 64, 65, 4096, 4097, 50_000)
     units = {name: [WholeTree(coarse=name).units(count) for count in counts] for name in ("sqrt", "cap64", "root")}
     assert units["root"] == [1, 2, 3, 8, 8, 9, 64, 65, 224]
     assert units["sqrt"] == [min(count, 64) for count in units["root"]]
     assert units["cap64"] == [min(count, 64) for count in counts]
-
-
-def test_the_method_has_the_papers_options() -> None:
     selector = saccade.policy("whole_tree:coarse=cap64,k_g=3").plan(ModelShape(4, 4, 2, 8)).selector
     assert selector == WholeTree(coarse="cap64", k_g=3)
     assert replace(selector, k_g=None) == saccade.policy("whole_tree", coarse="cap64").options.selector

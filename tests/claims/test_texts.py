@@ -73,7 +73,6 @@ def package(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 
 def lines_of(problem: Problem, tokenizer: Any) -> set[str]:
-    """Which whole lines of the package a text holds."""
     return set(re.findall(r"Line \d+ of file \d+", tokenizer.decode(problem.tokens)))
 
 

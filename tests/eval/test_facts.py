@@ -14,7 +14,7 @@ def test_facts_have_different_keys_and_four_digits(split: Split, count: int) -> 
     assert all(len(fact.value) == 4 and fact.value.isdigit() for fact in facts)
 
 
-def test_splits_share_words_but_no_key() -> None:
+def test_splits_share_words_as_keys_do_but_no_key() -> None:
     rng = numpy.random.default_rng(0)
     train = {fact.key for _ in range(20) for fact in make_facts(400, rng, "train")}
     evaluation = {fact.key for _ in range(20) for fact in make_facts(400, rng, "eval")}
@@ -22,18 +22,17 @@ def test_splits_share_words_but_no_key() -> None:
     for part in (0, 1):
         words = {key.split()[part] for key in train}
         assert words == {key.split()[part] for key in evaluation} == set((ADJECTIVES, NOUNS)[part])
-
-
-def test_many_keys_share_a_word_with_another_key() -> None:
     keys = [fact.key.split() for fact in make_facts(24, numpy.random.default_rng(0), "eval")]
     for part in (0, 1):
         words = [key[part] for key in keys]
         assert sum(words.count(word) > 1 for word in words) > 12
 
 
-def test_too_many_facts_are_refused() -> None:
+def test_what_has_no_room_for_facts_is_refused() -> None:
     with pytest.raises(ValueError, match="too few keys"):
         make_facts(len(ADJECTIVES) * len(NOUNS), numpy.random.default_rng(0), "eval")
+    with pytest.raises(ValueError, match="no sentence"):
+        hide("nothing here", [Fact("red fox", "1234")], numpy.random.default_rng(0))
 
 
 @pytest.mark.parametrize(("count", "length"), [(0, 3000), (1, 3000), (40, 30000)])
@@ -54,24 +53,15 @@ def test_facts_are_spread_over_the_text() -> None:
     assert all(tenth / 10 - 0.01 <= place <= tenth / 10 + 0.15 for tenth, place in enumerate(places))
 
 
-def test_a_text_without_sentences_is_refused() -> None:
-    with pytest.raises(ValueError, match="no sentence"):
-        hide("nothing here", [Fact("red fox", "1234")], numpy.random.default_rng(0))
-
-
 @pytest.mark.parametrize(("answer", "right"), [(" 4817.", True), ("4817", True), (" 48170", False), (" 4818.", False)])
 def test_is_right(answer: str, right: bool) -> None:
     assert is_right(answer, Fact("amber falcon", "4817")) is right
 
 
-def test_evaluation_text_is_long_and_held_out() -> None:
+def test_texts_are_long_and_held_out() -> None:
     train, held_out = language_reference(), language_reference(held_out=True)
     assert min(len(train), len(held_out)) >= 120_000
     paragraphs = {" ".join(paragraph.split()) for paragraph in train.split("\n\n")}
     assert not paragraphs & {" ".join(paragraph.split()) for paragraph in held_out.split("\n\n")}
-
-
-def test_library_sources_hold_modules_out() -> None:
     train, held_out = library_sources(characters=100_000), library_sources(held_out=True, characters=100_000)
-    assert min(len(train), len(held_out)) >= 100_000
-    assert train[:2000] not in held_out
+    assert min(len(train), len(held_out)) >= 100_000 and train[:2000] not in held_out

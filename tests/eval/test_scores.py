@@ -9,7 +9,6 @@ from counting import used
 from saccade.decode.counters import Counters
 from saccade.decode.recall import Recall
 from saccade.decode.stats import Rectifications, RunStats
-from saccade.errors import DocumentError
 from saccade.eval.interval import wilson
 from saccade.eval.metrics import METRICS, TASKS, metric_of
 from saccade.eval.tally import Tally, recalls_of
@@ -35,14 +34,6 @@ def test_a_task_says_its_metric() -> None:
     assert metric_of({"task": "qa_2"}, "", "here") == METRICS["string_match_part"]
 
 
-def test_unknown_names_are_refused_with_the_list() -> None:
-    valid = r"^here: unknown metric 'bleu'; valid: string_match_all, string_match_part$"
-    with pytest.raises(DocumentError, match=valid):
-        metric_of({"metric": "bleu"}, None, "here")
-    with pytest.raises(DocumentError, match=r"^here: no metric is known of task 'lsht'; give --metric .*niah_single_1"):
-        metric_of({"task": "lsht"}, None, "here")
-
-
 @pytest.mark.parametrize(("right", "count"), [(0, 48), (1, 48), (24, 48), (48, 48), (3, 7)])
 def test_wilson(right: int, count: int) -> None:
     z, share = 1.959963984540054, right / count
@@ -51,13 +42,9 @@ def test_wilson(right: int, count: int) -> None:
     assert wilson(right, count) == pytest.approx((middle - half, middle + half), abs=1e-12)
 
 
-def test_answers_right_in_part_reach_from_the_number_below_to_that_above() -> None:
+def test_what_is_right_in_part_reaches_from_the_number_below_to_that_above() -> None:
     assert wilson(24.5, 48) == (wilson(24, 48)[0], wilson(25, 48)[1])
-    assert wilson(0.3 + 0.6 + 0.1, 48) == wilson(1, 48)
-
-
-def test_nothing_counted_is_anything_possible() -> None:
-    assert wilson(0, 0) == (0.0, 1.0)
+    assert wilson(0.3 + 0.6 + 0.1, 48) == wilson(1, 48) and wilson(0, 0) == (0.0, 1.0)
 
 
 def tally(spec: str) -> Tally:
@@ -92,7 +79,7 @@ def test_dense_passes_count_in_the_share() -> None:
     assert (row["index_bytes"], row["build_seconds"]) == (7, 1.5)
 
 
-def test_recalls_are_means_over_heads_with_a_set() -> None:
+def test_recalls_are_means_over_heads_with_a_set_if_there_are_any() -> None:
     records = Recall(
         torch.tensor([[[torch.nan, 0.5], [0.25, 0.75]], [[torch.nan, 0.0], [0.0, 1.0]]]),
         torch.tensor([[[torch.nan, 0.25], [0.0, 0.0]], [[torch.nan, 0.75], [0.0, 1.0]]]),
@@ -108,9 +95,6 @@ def test_recalls_are_means_over_heads_with_a_set() -> None:
     assert row["heads_with_set_per_layer"] == [0.5, 1.0]
     assert (row["recall"], row["token_recall"]) == pytest.approx((1.25 / 3, 1 / 3))  # three heads of four
     assert (row["recall_with_dense"], row["token_recall_with_dense"]) == pytest.approx((0.5625, 0.5))
-
-
-def test_a_policy_without_sets_has_no_recall() -> None:
     recalls = recalls_of(Recall(*torch.full((2, 3, 2, 4), torch.nan)), (0, 1))
     counted = tally("dense")
     counted.add_answer(True, 4, None, recalls)

@@ -51,7 +51,6 @@ def context(tokenizer: Any) -> Context:
 
 
 def compared(model: Any, tokenizer: Any, context: Context, spec: str) -> tuple[Kept, dict[str, Any], list[str]]:
-    """What is written, rows, and notes."""
     kept, specs = Kept(), [saccade.Policy.from_spec(one) for one in ("dense", spec)]
     run = Comparison(model, tokenizer, [context], specs, kept)  # type: ignore[arg-type]  # has the one method
     with pytest.MonkeyPatch.context() as patch:

@@ -264,9 +264,7 @@ def test_rules_know_the_size_of_their_sets(rule: Rule, unit: int) -> None:
         ("resa:ratio=0.0625,rectify=31", (0, 16), 0, (1 / 16 + 1 / 16) * 31 / 32 + 1 / 32),
     ],
 )
-def test_on_which_terms_policies_are_compared(
-    spec: str, frame: tuple[int, int] | None, dense_layers: int, read: float
-) -> None:
+def test_terms_of_a_comparison(spec: str, frame: tuple[int, int] | None, dense_layers: int, read: float) -> None:
     terms = terms_of(Policy.from_spec(spec), ModelShape(32, 32, 8, 128), 65_536)
     assert terms["frame"] == frame and terms["dense_layers"] == dense_layers
     # Upkeep reads some pages more.
@@ -281,24 +279,18 @@ def test_the_window_knows_its_size() -> None:
         assert selector.size(length) == int(selector.select(torch.zeros(1, 1, 2), kv, None, None, 1.0).counts.max())
 
 
-def test_sets_that_the_data_decide_about_are_counted_as_full_and_said_to_be() -> None:
+def test_sets_are_counted_as_full_and_their_scores_token_by_token() -> None:
     fixed, open_ended = llama("tidal:budget=2048", 1), llama("tidal:rule=top_p,top_p=0.9,budget=2048", 1)
-    assert open_ended.kv == fixed.kv
-    assert any("full buffer" in note for note in open_ended.notes)
+    assert open_ended.kv == fixed.kv and any("full buffer" in note for note in open_ended.notes)
     assert fixed.notes == ()
-
-
-def test_blocks_of_exact_scores_still_store_every_tokens_score() -> None:
     tokens, blocks = (llama(f"lychee_decode:budget=2048,roles=every:4,page={page}", 1) for page in (1, 64))
-    assert blocks.scores == tokens.scores
-    assert blocks.kv == tokens.kv
+    assert blocks.scores == tokens.scores and blocks.kv == tokens.kv
 
 
 @pytest.mark.parametrize("spec", ["quest", "streaming", "resa"])
 def test_a_budget_that_holds_everything_is_dense_attention(spec: str) -> None:
     cost, dense = (llama(one, 3, weight_bytes=1e9, context=200) for one in (spec, "dense"))
-    assert replace(cost, notes=()) == dense
-    assert "201 tokens" in cost.notes[0]
+    assert replace(cost, notes=()) == dense and "201 tokens" in cost.notes[0]
 
 
 def test_verification_costs_weights_too_and_says_what_it_assumes() -> None:

@@ -114,12 +114,15 @@ def test_roles_are_of_the_layers_with_full_attention(tmp_path: Path) -> None:
     refused(("has roles for layer 1", "full attention, which need them, are 0, 2"), path, MIXED)
 
 
-def test_roles_may_mix_and_leave_no_note(tmp_path: Path) -> None:
+def test_roles_may_mix_without_a_note_unless_all_heads_have_one_set(tmp_path: Path) -> None:
     path = tmp_path / "roles.json"
     path.write_text(changed(roles=[["publish", "publish"], ["dense", "select"], ["reuse", "reuse"]]))
     for name in ("lychee_decode", "composed"):
         plan = saccade.policy(name, roles=path).plan(SHAPE)
         assert plan.roles.layers[1] == (Role.DENSE, Role.SELECT) and plan.notes == ()
+    path.write_text(json.dumps(VALID))
+    with pytest.raises(saccade.PolicyError, match="mixes roles"):
+        saccade.policy("composed", roles=path, rule="rank_union").plan(SHAPE)
 
 
 @pytest.mark.parametrize("role", ["dense", "select"])
@@ -129,13 +132,6 @@ def test_lychee_decodes_first_layer_retrieves_with_all_heads(role: str, tmp_path
     with pytest.raises(saccade.PolicyError, match=f"KV head 1 of layer 0 is {role}, but all heads of layer 0 must pub"):
         saccade.policy("lychee_decode", roles=path).plan(SHAPE)
     saccade.policy("composed", roles=path).plan(SHAPE)
-
-
-def test_one_set_for_all_heads_needs_one_role_per_layer(tmp_path: Path) -> None:
-    path = tmp_path / "roles.json"
-    path.write_text(json.dumps(VALID))
-    with pytest.raises(saccade.PolicyError, match="mixes roles"):
-        saccade.policy("composed", roles=path, rule="rank_union").plan(SHAPE)
 
 
 P, R = Role.PUBLISH, Role.REUSE
@@ -164,10 +160,13 @@ def test_roles_become_text_and_roles_again(roles: RoleMap, shuffler: random.Rand
         assert policy.plan(shape).roles == roles
 
 
-def test_a_list_says_what_it_looks_like() -> None:
+def test_a_list_says_what_it_looks_like_and_speaks_of_every_layer() -> None:
     roles = HeadList.parse("heads:0+3.1").role_map(replace(EIGHT, layers=4))
     assert roles.layers == ((P, P), (R, R), (R, R), (R, P))
     assert str(HeadList.of(RoleMap(((P, P), (P, R), (P, P))))) == "heads:0+1.0+2"
+    assert saccade.policy("composed", roles="heads:0").plan(EIGHT).roles.layers[1] == (R, R)
+    with pytest.raises(saccade.PolicyError, match="dense_layers=2 does not fit roles=heads:0, which speaks of every"):
+        saccade.policy("composed", roles="heads:0", dense_layers=2)
 
 
 @pytest.mark.parametrize(
@@ -198,12 +197,6 @@ def test_a_list_that_does_not_fit_the_model(text: str, words: tuple[str, ...]) -
         with pytest.raises(saccade.PolicyError) as error:
             saccade.policy(name, roles=text).plan(EIGHT)
         check_line(str(error.value), (f"policy {name}: roles: ", *words))
-
-
-def test_a_list_speaks_of_every_layer() -> None:
-    assert saccade.policy("composed", roles="heads:0").plan(EIGHT).roles.layers[1] == (R, R)
-    with pytest.raises(saccade.PolicyError, match="dense_layers=2 does not fit roles=heads:0, which speaks of every"):
-        saccade.policy("composed", roles="heads:0", dense_layers=2)
 
 
 @pytest.mark.parametrize("role", [Role.DENSE, Role.SELECT])

@@ -33,15 +33,11 @@ POLICIES = {
 }
 
 
-def test_the_papers_layers() -> None:
+def test_the_papers_layers_are_marked() -> None:
     assert {name: str(one.policy) for name, one in PUBLISHED.items()} == POLICIES
     for name, one in PUBLISHED.items():
         assert POLICIES[name].endswith(f"reselect={'+'.join(map(str, one.reselect or ()))}")
         assert ("LessIsMore" in one.found["by"]) == POLICIES[name].startswith("less_is_more")
-
-
-def test_all_are_marked() -> None:
-    for name, one in PUBLISHED.items():
         assert one.found["mark"] == MARK == "from the paper, not re-measured here"
         assert note(name).endswith(MARK) and one.found["by"] in note(name)
         assert (one.model.weights, one.roles, dict(one.versions)) == (None, None, {})
@@ -62,16 +58,13 @@ def test_a_models_name_finds_its_recipe(model: str, name: str | None) -> None:
     assert for_model(model, lambda: LLAMA_8B) == name
 
 
-def test_models_of_the_same_heads_are_told_apart_by_widths() -> None:
+def test_models_of_the_same_heads_or_widths_are_told_apart() -> None:
     for name, own, other in (("Qwen3-4B", QWEN_4B, QWEN_8B), ("Qwen3-8B", QWEN_8B, QWEN_4B)):
         assert for_model(f"Qwen/{name}", lambda own=own: own) == name.lower()
         # Whatever the folder is called, the other one's layer is not for it; nor if the user names it.
         assert for_model(f"Qwen/{name}", lambda other=other: other) is None
         with pytest.raises(saccade.PolicyError, match=rf"{name.lower()} belongs to another model: .*hidden_size="):
             resolve(f"recipe:{name.lower()}", "", lambda other=other: other)
-
-
-def test_models_of_the_same_widths_are_told_apart_by_name() -> None:
     shape = replace(LLAMA_8B, hidden_size=4096, intermediate_size=14_336)
     for name in ("Llama-3.1-8B", "DeepSeek-R1-Distill-Llama-8B"):
         assert for_model(name, lambda: shape) == name.lower()
@@ -84,11 +77,13 @@ def test_every_published_model_has_its_widths() -> None:
         assert shape_of(read_config(preset)) == PUBLISHED[name].model
 
 
-def test_an_unknown_name_asks_for_no_sizes() -> None:
+def test_an_unknown_name_asks_for_no_sizes_and_names_the_valid_ones() -> None:
     def shape() -> ModelShape:
         raise AssertionError("nobody needs them")
 
-    assert for_model("mine", shape) is None
+    assert for_model("mine", shape) is None and published("qwen3-8b") is PUBLISHED["qwen3-8b"]
+    with pytest.raises(saccade.PolicyError, match=r"unknown recipe recipe:qwen3; published are llama-3-8b, .*qwen3-8b"):
+        published("qwen3")
 
 
 def test_two_that_fit_are_both_named() -> None:
@@ -96,9 +91,3 @@ def test_two_that_fit_are_both_named() -> None:
         for_model("meta-llama/Meta-Llama-3-70B-Instruct", lambda: LLAMA_70B)
     words = "recipe:llama-3-70b-10k", "at 10K tokens", "recipe:llama-3-70b-32k", "at 32K tokens"
     check_line(str(error.value), words)
-
-
-def test_an_unknown_recipe_names_the_valid_ones() -> None:
-    assert published("qwen3-8b") is PUBLISHED["qwen3-8b"]
-    with pytest.raises(saccade.PolicyError, match=r"unknown recipe recipe:qwen3; published are llama-3-8b, .*qwen3-8b"):
-        published("qwen3")

@@ -106,8 +106,29 @@ MADE = Recipe(
 )
 
 
-def test_a_valid_file_is_what_it_says() -> None:
+def test_a_valid_recipe_is_what_it_says_with_layers_by_method() -> None:
+    """Whichever was looked for last; a file of earlier versions has one list for all."""
     assert Recipe.from_json(json.dumps(VALID)) == MADE
+    assert [MADE.layers_of(name) for name in ("tidal", "less_is_more")] == [(6,), (5,)]
+    earlier = Recipe.from_json(json.dumps({name: value for name, value in VALID.items() if name != "layers"}))
+    assert earlier.layers_of("tidal") == (5,) and earlier == replace(MADE, layers={})
+    # Sets per query head have their own, or those per KV head: layers of one kind are often wrong for the other.
+    query = "tidal:heads=query"
+    assert [method_of(Policy.from_spec(spec)) for spec in (f"{query},budget=64", "tidal:heads=kv", "less_is_more")] == [
+        query, "tidal", "less_is_more",
+    ]  # fmt: skip
+    own = replace(MADE, layers={**MADE.layers, query: (4,)})
+    assert own.layers_of(query) == (4,) and own.layers_of("tidal") == MADE.layers_of(query) == (6,)
+    assert replace(MADE, layers={}).layers_of(query) == (5,) and Recipe.from_json(own.to_json()) == own
+    for name, words in (("tidal:heads=many", "heads='many'"), ("tidl:heads=query", "tidl")):
+        with pytest.raises(PolicyError, match=words):
+            replace(MADE, layers={name: (4,)})
+
+
+def test_a_recipe_says_what_made_it() -> None:
+    made = Recipe(SHAPE, saccade.policy("dense")).versions
+    assert list(made) == ["saccade", "python", "torch", "transformers"]
+    assert (made["saccade"], made["torch"]) == (saccade.__version__, version("torch"))
 
 
 @st.composite
@@ -127,39 +148,12 @@ def recipes(draw: st.DrawFn) -> Recipe:
     )
 
 
-def test_a_method_has_layers_of_its_own() -> None:
-    """Whichever was looked for last; a file of earlier versions has one list for all."""
-    assert [MADE.layers_of(name) for name in ("tidal", "less_is_more")] == [(6,), (5,)]
-    earlier = Recipe.from_json(json.dumps({name: value for name, value in VALID.items() if name != "layers"}))
-    assert earlier.layers_of("tidal") == (5,) and earlier == replace(MADE, layers={})
-
-
-def test_sets_per_query_head_have_layers_of_their_own() -> None:
-    """Or those per KV head, or those of no method: layers of one kind are often wrong for the other."""
-    query = "tidal:heads=query"
-    assert [method_of(Policy.from_spec(spec)) for spec in (f"{query},budget=64", "tidal:heads=kv", "less_is_more")] == [
-        query, "tidal", "less_is_more",
-    ]  # fmt: skip
-    own = replace(MADE, layers={**MADE.layers, query: (4,)})
-    assert own.layers_of(query) == (4,) and own.layers_of("tidal") == MADE.layers_of(query) == (6,)
-    assert replace(MADE, layers={}).layers_of(query) == (5,) and Recipe.from_json(own.to_json()) == own
-    for name, words in (("tidal:heads=many", "heads='many'"), ("tidl:heads=query", "tidl")):
-        with pytest.raises(PolicyError, match=words):
-            replace(MADE, layers={name: (4,)})
-
-
 @given(recipes())
 def test_what_is_written_reads_back(recipe: Recipe) -> None:
     again = Recipe.from_json(recipe.to_json())
     assert again == recipe
     # A budget that nobody gave may still be filled in.
     assert again.policy.with_budget(777) == recipe.policy.with_budget(777)
-
-
-def test_a_recipe_says_what_made_it() -> None:
-    made = Recipe(SHAPE, saccade.policy("dense")).versions
-    assert list(made) == ["saccade", "python", "torch", "transformers"]
-    assert (made["saccade"], made["torch"]) == (saccade.__version__, version("torch"))
 
 
 @pytest.mark.parametrize(

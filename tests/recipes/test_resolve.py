@@ -54,8 +54,7 @@ def loaded(folder: Path, dtype: torch.dtype = torch.float32) -> PreTrainedModel:
 
 def test_auto_takes_the_recipe_beside_the_model(saved: Saved) -> None:
     with saccade.sparsify(loaded(saved(POLICY), torch.bfloat16), "auto") as run:
-        assert run.policy == POLICY
-        assert run.notes == ()
+        assert run.policy == POLICY and run.notes == ()
 
 
 def test_auto_without_a_recipe_says_where_it_looked(saved: Saved) -> None:
@@ -67,9 +66,6 @@ def test_auto_without_a_recipe_says_where_it_looked(saved: Saved) -> None:
         (model.name_or_path, "no saccade.json beside it", "saccade policies --recipes", "calibrate layers --mo"),
     )
     saccade.sparsify(model, POLICY).restore()
-
-
-def test_auto_for_a_model_that_came_from_nowhere() -> None:
     with pytest.raises(saccade.PolicyError, match="no recipe for model without a name"):
         saccade.sparsify(tiny.llama(), "auto")
 
@@ -96,8 +92,7 @@ def test_a_recipe_of_other_weights_is_refused(saved: Saved, beside_it: bool) -> 
         saccade.sparsify(model, "auto" if beside_it else path)
     own, theirs = fingerprint(shape_of_model(model)), fingerprint(Recipe.read(path).model)
     assert str(error.value) == f"recipe {path} belongs to another model: it is for {theirs}, this one is {own}"
-    assert own != theirs
-    assert vars(model) == before
+    assert own != theirs and vars(model) == before
 
 
 def test_a_published_recipe_says_what_it_is(saved: Saved) -> None:
@@ -115,19 +110,15 @@ def test_a_published_recipe_says_what_it_is(saved: Saved) -> None:
     for name, written in (("meta-llama/Llama-3.1-8B", "auto"), ("", "recipe:llama-3.1-8b")):
         deep.name_or_path = name
         with saccade.sparsify(deep, written) as run:
-            assert run.policy == one.policy
-            assert run.notes == (note("llama-3.1-8b"),)
+            assert run.policy == one.policy and run.notes == (note("llama-3.1-8b"),)
 
 
-def test_the_file_beside_the_model_comes_before_the_paper(tmp_path: Path) -> None:
+def test_the_file_beside_the_model_comes_before_the_paper_and_specs_are_still_specs(tmp_path: Path) -> None:
     folder, one = tmp_path / "Qwen3-8B", published("qwen3-8b")
     folder.mkdir()
     assert resolve("auto", str(folder), lambda: one.model) == Chosen(one.policy, (note("qwen3-8b"),))
     Recipe(one.model, POLICY).write(folder / "saccade.json")
     assert resolve("auto", str(folder), lambda: one.model) == Chosen(POLICY)
-
-
-def test_specs_are_still_specs(tmp_path: Path) -> None:
     for spec in ("quest:budget=64", "lychee_decode:roles=roles.json", f"composed:roles={tmp_path}/a.json"):
         assert resolve(spec, "", unasked) == Chosen(saccade.Policy.from_spec(spec))
     assert resolve(POLICY, "", unasked) == Chosen(POLICY)
@@ -181,8 +172,7 @@ def test_a_hub_model_has_its_recipe_beside_it(saved: Saved, monkeypatch: pytest.
 
 
 def test_no_network_means_no_recipe() -> None:
-    assert os.environ["HF_HUB_OFFLINE"] == "1"
-    assert beside("somebody/model", unasked) is None
+    assert os.environ["HF_HUB_OFFLINE"] == "1" and beside("somebody/model", unasked) is None
     assert stored_hash("somebody/model") is None
     assert files.find("no hub id", "saccade.json", download=True) is None
 
@@ -234,6 +224,5 @@ def test_a_configuration_may_call_its_widths_otherwise() -> None:
 
 def test_the_bundled_recipe_is_that_of_the_bundled_weights() -> None:
     recipe = Recipe.read(model_path() / "saccade.json")
-    assert recipe.model == ModelSource.locate(None).decoder()
-    assert recipe.model.weights is not None
+    assert recipe.model == ModelSource.locate(None).decoder() and recipe.model.weights is not None
     assert recipe.reselect is not None

@@ -81,18 +81,12 @@ def test_layers_have_losses_intervals_and_a_mark() -> None:
     text = said(table)
     assert "tiny, 3 texts of 1,024 tokens, 77 key tokens" in text
     assert "chosen: layer 3" in text and "second: layer 2, worse by -0.050 to 0.100" in text and "the note" in text
-
-
-def test_answers_stand_beside_what_was_probed() -> None:
     results = layer_results(budgets=(32,), dense=DENSE)
     for row in results["rows"]:
         row["asked"] = outcome(5 * sum(row["reselect"]), 24, 0.5)
     lines = cells(layer_table(results))
     assert "3 32 0.250 0.200 0.450 0.350 to 0.650 0.25 - 15 0.900 chosen".split() in lines
     assert "dense attention answers 23" in said(layer_table(results))
-
-
-def test_further_layers_are_told() -> None:
     results = layer_results(further_layers=[{"from": (3,), "to": (2, 3), "gain": (0.01, 0.2), "taken": True}])
     results["rows"] += [probed([2, 3], budget) for budget in (32, 64)]
     text = said(layer_table(results | {"chosen": [2, 3]}))
@@ -163,12 +157,8 @@ def test_heads_have_answers_and_recall_by_method_roles_and_budget() -> None:
     text = said(head_table(head_results()))
     assert "3 heads wanted, 24 questions in 2 texts; dense attention 23/24" in text
     assert "role file and recipe: direct, threshold: 4 heads" in text
-
-
-def test_a_table_of_heads_fits_80_columns() -> None:
     lines = printed(head_table(head_results()), 80)
-    assert all(len(line) <= 80 for line in lines)
-    assert "…" not in "".join(lines)
+    assert all(len(line) <= 80 for line in lines) and "…" not in "".join(lines)
 
 
 @pytest.mark.parametrize(("methods", "panels"), [(("direct", "score"), 4), (("random",), 1)])

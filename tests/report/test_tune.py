@@ -1,7 +1,6 @@
 """Table, page and pictures of `saccade tune`: the right figures, what decides first, and nothing fetched."""
 
 import re
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -54,9 +53,6 @@ def test_the_front_says_what_was_shown_and_chosen() -> None:
     assert "chosen, by bytes per token: tidal:budget=128,reselect=7" in text
     asked = said(front_table(front_results(measure="quality")))
     assert "promise: right answers, over dense attention's, are at least 0.98" in asked and "key tokens" not in asked
-
-
-def test_the_frame_is_a_column() -> None:
     terms = {"cache_read": 0.1, "frame": (4, 64), "dense_layers": 2}
     lines = cells(front_table(front_results(rows=[one | terms for one in ROWS])))
     assert ["quest", "1,024", "kept", "0.9808", "4+64,", "2", "8", "0.9908", "0.9921"] in lines
@@ -86,7 +82,7 @@ def test_the_page_of_a_tuning_says_what_was_chosen_and_fetches_nothing() -> None
     assert not re.findall(r"""http|<script|@import|(?:src|href)="(?!#|data:)|url\((?!#)""", page)
 
 
-def test_nothing_chosen_leaves_dense_attention(tmp_path: Path) -> None:
+def test_nothing_chosen_leaves_dense_attention() -> None:
     rows = [one | {"status": "not judged", "ratio": None, "shown": None} for one in ROWS]
     results = front_results(rows=rows, chosen=None, n=0)
     text = said(front_table(results))
@@ -105,9 +101,7 @@ def test_nothing_chosen_leaves_dense_attention(tmp_path: Path) -> None:
     ],
     ids=["all", "one", "far below", "equal bytes"],
 )
-def test_the_front_is_drawn(
-    rows: list[dict[str, Any]], pictures: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_the_front_is_drawn(rows: list[dict[str, Any]], pictures: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """A mark for every candidate, filled if it kept the promise, and a ring around the chosen one; twice if near."""
     figures = kept_figures(tune_module, monkeypatch)
     assert len(set(tune_module.front_pictures(front_results(rows=rows)))) == len(figures) == pictures
