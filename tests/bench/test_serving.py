@@ -25,6 +25,9 @@ SETTINGS: dict[str, Any] = {
 }  # fmt: skip
 
 
+pytestmark = pytest.mark.usefixtures("clocked")
+
+
 def checked(**changed: Any) -> ServingJob:
     return ServingJob.check(ServingSettings(**{**SETTINGS, **changed}))
 
@@ -125,7 +128,6 @@ def clocked(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch, "set_num_threads", lambda threads: None)
 
 
-@pytest.mark.usefixtures("clocked")
 def test_shares_and_speedups_are_those_of_the_same_batch() -> None:
     rows = checked().run(lambda unit, results: None)["rows"]
     found = {(row["policy"], row["context"], row["batch"]): row for row in rows}
@@ -143,7 +145,6 @@ def test_shares_and_speedups_are_those_of_the_same_batch() -> None:
     assert grown == 4 * (8192 - EMPTY) * token
 
 
-@pytest.mark.usefixtures("clocked")
 @pytest.mark.parametrize(("dtype", "size"), [("auto", 2), ("fp8", 1)])
 def test_the_ceiling_counts_a_number_of_the_cache_by_its_own_size(dtype: str, size: int) -> None:
     """Keys, values and bounds, of every engine; weights as they are. Every engine is told, stock too."""
@@ -164,7 +165,6 @@ def test_the_ceiling_counts_a_number_of_the_cache_by_its_own_size(dtype: str, si
     assert (f"bfloat16 on a cache in {dtype}," in "\n".join(printed(serving_table(results), 200))) == (dtype != "auto")
 
 
-@pytest.mark.usefixtures("clocked")
 def test_room_on_a_cpu_is_that_of_the_caches_numbers() -> None:
     for dtype in ("auto", "fp8"):
         checked(kv_cache_dtype=dtype).run(lambda unit, results: None)
@@ -178,7 +178,6 @@ def alone(**changed: Any) -> ServingJob:
     return replace(job, groups=tuple((name,) for name in (*job.policies, STOCK_AGAIN)))
 
 
-@pytest.mark.usefixtures("clocked")
 @pytest.mark.parametrize(("slower", "void"), [(1.01, False), (1.03, True), (0.97, True)])
 def test_a_setting_where_stock_has_drifted_is_void(monkeypatch: pytest.MonkeyPatch, slower: float, void: bool) -> None:
     monkeypatch.setattr(Clocked, "slower", slower)
@@ -195,7 +194,6 @@ def test_a_setting_where_stock_has_drifted_is_void(monkeypatch: pytest.MonkeyPat
         assert "\n".join(printed(serving_table(told), 200)).count("void") == (3 if void else 0)
 
 
-@pytest.mark.usefixtures("clocked")
 def test_rectified_policies_are_timed_in_whole_periods(monkeypatch: pytest.MonkeyPatch) -> None:
     """Wherever in its period a row begins: one dense pass is in each."""
     monkeypatch.setattr(Clocked, "period", 5)
@@ -208,7 +206,6 @@ def test_rectified_policies_are_timed_in_whole_periods(monkeypatch: pytest.Monke
     assert stock["ms_per_token"] == pytest.approx(1e3 * 26 / 1024), "the median of single steps"
 
 
-@pytest.mark.usefixtures("clocked")
 def test_a_run_that_was_cut_off_goes_on_with_what_is_missing() -> None:
     job, seen = alone(points=["8192x1", "4096x2"]), []
 
@@ -230,7 +227,6 @@ def test_a_run_that_was_cut_off_goes_on_with_what_is_missing() -> None:
         alone(points=["8192x1"]).run(lambda unit, results: None, before=before)
 
 
-@pytest.mark.usefixtures("clocked")
 def test_what_has_no_room_or_fails_is_left_out_and_said() -> None:
     results = alone(points=["30000x2", "8192x1"], policies=["streaming", "quest"]).run(lambda unit, results: None)
     assert {(row["policy"], row["context"]) for row in results["rows"]} == {

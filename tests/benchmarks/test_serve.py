@@ -25,6 +25,7 @@ from saccade import SaccadeError
 from saccade.bench import engines
 from saccade.recipes import machine
 
+pytestmark = pytest.mark.usefixtures("vllm")
 SETTINGS: dict[str, Any] = {
     "shape": "smollm2-135m", "contexts": ["64,32"], "batches": ["2"], "threads": ["1"], "policies": ["quest"],
     "budgets": ["2048"], "steps": None, "dtype": "bfloat16", "device": "cpu",
@@ -135,7 +136,6 @@ def vllm(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch, "set_num_threads", lambda threads: None)
 
 
-@pytest.mark.usefixtures("vllm")
 def test_what_counts_begins_when_clients_are_out_of_step() -> None:
     engine = LoadedEngine(None)
     asked = Load(clients=4, lengths=(8,), shared=0.0, new_tokens=8, requests=10, vocabulary=50)
@@ -152,7 +152,6 @@ def test_what_counts_begins_when_clients_are_out_of_step() -> None:
     assert (served.prompt_tokens, served.cached_tokens) == (80, 20)
 
 
-@pytest.mark.usefixtures("vllm")
 def test_beside_a_stream_clients_answer_on_and_its_prompts_count() -> None:
     asked = Load(2, lengths=(8, 4), shared=0.0, new_tokens=40, requests=5, vocabulary=50, stream=0.5)
     served = LoadedEngine(None).serve(asked)
@@ -168,7 +167,6 @@ def test_beside_a_stream_clients_answer_on_and_its_prompts_count() -> None:
         LoadedEngine(None).serve(replace(asked, new_tokens=8))
 
 
-@pytest.mark.usefixtures("vllm")
 def test_what_is_shared_is_in_the_cache_before_it_counts_and_clients_that_it_cannot_hold_wait() -> None:
     engine = LoadedEngine(None)
     served = engine.serve(Load(clients=1, lengths=(8, 16, 24), shared=0.5, new_tokens=2, requests=3, vocabulary=50))
@@ -179,7 +177,6 @@ def test_what_is_shared_is_in_the_cache_before_it_counts_and_clients_that_it_can
     assert ([row["clients"] for row in results["rows"]], results["notes"]) == ([200] * 3, [])
 
 
-@pytest.mark.usefixtures("vllm")
 def test_rows_of_a_run_and_of_one_that_goes_on() -> None:
     job = checked(batches=["1,2"], new_tokens=8, requests=4)
     results = job.run(lambda unit, results: None)
@@ -201,7 +198,6 @@ def test_rows_of_a_run_and_of_one_that_goes_on() -> None:
     assert "\n".join(printed(load_table(results), 200)).count("2.00×") == 2
 
 
-@pytest.mark.usefixtures("vllm")
 def test_the_file_has_the_fields_of_those_in_docs(invoke: Invoke, tmp_path: Path) -> None:
     file, told = tmp_path / "load.json", "--shared 0.5 --new-tokens 8 --requests 4 --policy quest --device cpu --json"
     assert invoke("serve", "--clients", "2", "--context", "64,32", *told.split(), file).exit_code == 0
@@ -261,7 +257,6 @@ def test_prompts_are_all_that_was_said() -> None:
         assert next(other.conversation(0))[0][:10] != first[0][:10]
 
 
-@pytest.mark.usefixtures("vllm")
 def test_a_day_is_counted_step_by_step() -> None:
     """A step takes half a second, a request's first token comes in the third."""
     seen = replay(LoadedEngine(None), DAY)
@@ -285,7 +280,6 @@ def test_a_day_is_counted_step_by_step() -> None:
     assert seen.cached == [sum(day[turn][0] // 4 for day in days) for turn in range(3)]
 
 
-@pytest.mark.usefixtures("vllm")
 def test_rows_of_a_day_and_of_one_that_goes_on(invoke: Invoke, tmp_path: Path) -> None:
     told = "agent --conversations 2 --start 40 --end 100 --turns 3 --answers 4,16 --policy quest --device cpu --json"
     file = tmp_path / "day.json"

@@ -86,17 +86,17 @@ def test_answers_are_those_of_questions_decoded_alone(
 
 def test_an_error_in_the_middle_of_a_pass_leaves_the_text_as_it_was(model: Any, problem: Problem) -> None:
     """Some layers have the questions' tokens by then, others have not."""
+
+    class Failing(AnswerObserver):
+        def see(self, *_: Any) -> None:
+            raise ZeroDivisionError
+
     reading = Reading(model, problem, 5)
     first = reading.ask(saccade.Policy.from_spec(POLICIES["tidal"]))
     with pytest.raises(ZeroDivisionError):
-        reading.observe(_Failing())
+        reading.observe(Failing())
     assert model.config._attn_implementation == "sdpa"
     assert reading.ask(saccade.Policy.from_spec(POLICIES["tidal"])) == first
-
-
-class _Failing(AnswerObserver):
-    def see(self, *_: Any) -> None:
-        raise ZeroDivisionError
 
 
 def test_as_many_rows_as_memory_allows(model: Any, problem: Problem, monkeypatch: pytest.MonkeyPatch) -> None:
