@@ -179,7 +179,7 @@ def measure_dense(shape: str, baseline: Baseline) -> None:
     job_of((variants.DENSE,), 2, baseline).measure(model, context=20, batch=1, threads=1)
 
 
-def test_wrong_attention_is_not_timed(shape: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_wrong_attention_and_wrong_logits_are_not_timed(shape: str, monkeypatch: pytest.MonkeyPatch) -> None:
     right = baselines.folded_sdpa
 
     def wrong(*arguments: Any, **options: Any) -> Any:
@@ -189,9 +189,6 @@ def test_wrong_attention_is_not_timed(shape: str, monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(baselines, "folded_sdpa", wrong)
     with pytest.raises(SaccadeError, match=r"dense on torch-sdpa: .* differs from float64 .* is not timed"):
         measure_dense(shape, baselines.TORCH)
-
-
-def test_wrong_logits_are_not_timed(shape: str, monkeypatch: pytest.MonkeyPatch) -> None:
     make = variants.Memory.cache
 
     def different(memory: variants.Memory) -> Any:

@@ -132,18 +132,16 @@ def test_a_text_leaves_memory_before_the_next_one_comes(model: Any, problem: Pro
         gc.enable()
 
 
-def test_the_share_is_of_what_a_window_holds(model: Any, problem: Problem) -> None:
-    """Of the tokens behind each one that is fed, layer by layer; two layers are dense."""
+def test_the_share_is_of_what_a_window_holds_and_recall_does_not_depend_on_the_rows(
+    model: Any, problem: Problem
+) -> None:
+    """Two layers are dense. Of 12 questions a sheet of 5 is filled up with 3 that were asked before, counted once."""
     budget = 8
     lengths = [len(TEXT) + 1 + at for ask in problem.asks for at in range(len(ask.prompt) + len(ask.answer) - 1)]
     policy = saccade.Policy.from_spec(f"streaming:budget={budget},dense_layers=2")
     wanted = (2 + 2 * fmean(budget / length for length in lengths)) / 4
     # A float32 division per head and step.
     assert Reading(model, problem, 1).ask(policy)["share"] == pytest.approx(wanted, abs=1e-6)
-
-
-def test_recall_does_not_depend_on_the_rows(model: Any, problem: Problem) -> None:
-    """Of 12 questions a sheet of 5 is filled up with 3 that were asked before: they count once."""
     policy = saccade.Policy.from_spec(POLICIES["tidal"])
     alone, together = (Reading(model, problem, number).ask(policy) for number in (1, 5))
     assert together["right"] == alone["right"]

@@ -136,7 +136,9 @@ def test_processes_give_the_same(compare: Compare, finished: tuple[Any, Path], m
             assert row[name] == others[row["spec"]][name], name
 
 
-def test_only_the_table_is_printed_without_a_terminal(finished: tuple[Any, Path]) -> None:
+def test_only_the_table_is_printed_and_shown_again_from_the_folder(
+    finished: tuple[Any, Path], invoke: Invoke, tmp_path: Path
+) -> None:
     result, folder = finished
     assert result.stderr == ""
     lines = result.stdout.splitlines()
@@ -145,22 +147,23 @@ def test_only_the_table_is_printed_without_a_terminal(finished: tuple[Any, Path]
     assert all(len(line.rstrip()) <= 100 for line in lines[:-1])
     rule = next(number for number, line in enumerate(lines) if set(line.strip()) == {"─"})
     assert lines[rule - 1].split()[:3] == ["policy", "budget", "right"]
-
-
-def test_each_note_is_said_once_however_many_budgets_there_are(model_folder: Path, tmp_path: Path) -> None:
-    given = (str(model_folder), None, ("lychee_decode:roles=every:2",), "32,64", 1024, 1, tmp_path, "cpu", "auto", 0, 1)
-    notes = ComparisonJob.check(ComparisonSettings(*given)).notes
-    assert len([note for note in notes if "a stand-in that nobody calibrated" in note]) == 1
-
-
-def test_a_finished_run_is_shown_from_its_folder(finished: tuple[Any, Path], invoke: Invoke, tmp_path: Path) -> None:
-    result, folder = finished
     for name in ("results.json", "gaze.jsonl", "samples.jsonl"):
         shutil.copy(folder / name, tmp_path)
     again = invoke("report", tmp_path)
     assert again.exit_code == 0, again.output
     assert again.stdout == result.stdout.replace(str(folder), str(tmp_path))
     assert (tmp_path / "report.html").read_text() == (folder / "report.html").read_text()
+
+
+def test_notes_are_said_once_and_a_given_budget_stays(model_folder: Path, tmp_path: Path, compare: Compare) -> None:
+    given = (str(model_folder), None, ("lychee_decode:roles=every:2",), "32,64", 1024, 1, tmp_path, "cpu", "auto", 0, 1)
+    notes = ComparisonJob.check(ComparisonSettings(*given)).notes
+    assert len([note for note in notes if "a stand-in that nobody calibrated" in note]) == 1
+    result, folder = compare("--limit", "1", policies=("tidal:budget=48,reselect=3", "dense", "streaming"), budget="64")
+    rows = results_of(folder)["rows"]
+    assert [(row["policy"], row["budget"]) for row in rows] == [("dense", None), ("tidal", 48), ("streaming", 64)]
+    assert "dense: --budget is ignored, this policy has none" in result.stdout
+    assert "tidal:budget=48,reselect=3: --budget is ignored, this policy has its own" in result.stdout
 
 
 def test_no_results_and_too_short_a_text_are_refused(fails: Fails, tmp_path: Path, model_folder: Path) -> None:
@@ -182,14 +185,6 @@ def test_a_seed_gives_the_same_answers_in_any_order(compare: Compare, finished: 
     assert len(answers) > QUESTIONS, "policies that answer alike would prove nothing"
     _, other = compare("--seed", "1", policies=("tidal:reselect=2",))
     assert not {key[1:] for key in answers_of(other)} & {key[1:] for key in answers_of(finished[1])}
-
-
-def test_a_given_budget_stays_and_that_is_said(compare: Compare) -> None:
-    result, folder = compare("--limit", "1", policies=("tidal:budget=48,reselect=3", "dense", "streaming"), budget="64")
-    rows = results_of(folder)["rows"]
-    assert [(row["policy"], row["budget"]) for row in rows] == [("dense", None), ("tidal", 48), ("streaming", 64)]
-    assert "dense: --budget is ignored, this policy has none" in result.stdout
-    assert "tidal:budget=48,reselect=3: --budget is ignored, this policy has its own" in result.stdout
 
 
 def test_key_tokens_stand_beside_right_answers(compare: Compare, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -27,10 +27,14 @@ assert not heavy, heavy
 """
 
 
-def test_help_does_not_wait_for_torch() -> None:
+def test_the_module_is_the_command_line_and_help_does_not_wait_for_torch() -> None:
     given = "--help, --version, compare --help, generate --help, policies --help, serve --help, serve -h"
     arguments = [one.split() for one in given.split(", ")]
     subprocess.run([sys.executable, "-c", LIGHT.format(arguments=arguments)], check=True, timeout=60)
+    done = subprocess.run(
+        [sys.executable, "-m", "saccade", "--version"], check=True, timeout=60, capture_output=True, text=True
+    )
+    assert done.stdout.strip() == saccade.__version__
 
 
 def test_help_teaches_by_example_and_lists_every_policy_and_option(invoke: Invoke) -> None:
@@ -39,13 +43,6 @@ def test_help_teaches_by_example_and_lists_every_policy_and_option(invoke: Invok
     output = invoke("policies").output
     for name, description in saccade.policies().items():
         assert all(words in output for words in (name, description.source, *description.defaults))
-
-
-def test_the_module_is_the_command_line() -> None:
-    done = subprocess.run(
-        [sys.executable, "-m", "saccade", "--version"], check=True, timeout=60, capture_output=True, text=True
-    )
-    assert done.stdout.strip() == saccade.__version__
 
 
 @pytest.mark.parametrize("app", [app, claims], ids=["saccade", "claims"])

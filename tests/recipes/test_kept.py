@@ -143,16 +143,13 @@ def test_every_published_model_has_its_widths() -> None:
         assert shape_of(read_config(preset)) == PUBLISHED[name].model
 
 
-def test_an_unknown_name_asks_for_no_sizes_and_names_the_valid_ones() -> None:
+def test_an_unknown_name_asks_for_no_sizes_and_two_that_fit_are_both_named() -> None:
     def shape() -> ModelShape:
         raise AssertionError("nobody needs them")
 
     assert for_model("mine", shape) is None and published("qwen3-8b") is PUBLISHED["qwen3-8b"]
     with pytest.raises(saccade.PolicyError, match=r"unknown recipe recipe:qwen3; published are llama-3-8b, .*qwen3-8b"):
         published("qwen3")
-
-
-def test_two_that_fit_are_both_named() -> None:
     with pytest.raises(saccade.PolicyError) as error:
         for_model("meta-llama/Meta-Llama-3-70B-Instruct", lambda: LLAMA_70B)
     words = "recipe:llama-3-70b-10k", "at 10K tokens", "recipe:llama-3-70b-32k", "at 32K tokens"

@@ -151,7 +151,12 @@ def test_nobody_asked_for_a_policy(saved: Saved) -> None:
         default(str(with_one), lambda: other)
 
 
-def test_a_hub_model_has_its_recipe_beside_it(saved: Saved, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_hub_model_has_its_recipe_beside_it_if_there_is_a_network(
+    saved: Saved, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert os.environ["HF_HUB_OFFLINE"] == "1" and beside("somebody/model", unasked) is None
+    assert stored_hash("somebody/model") is None
+    assert files.find("no hub id", "saccade.json", download=True) is None
     folder = saved(POLICY)
     asked: list[tuple[str, str, bool]] = []
 
@@ -169,12 +174,6 @@ def test_a_hub_model_has_its_recipe_beside_it(saved: Saved, monkeypatch: pytest.
     assert all(only for _, _, only in asked[1:]), "weights are not downloaded to be hashed"
     (folder / "saccade.json").unlink()
     assert beside("somebody/model", source.decoder) is None
-
-
-def test_no_network_means_no_recipe() -> None:
-    assert os.environ["HF_HUB_OFFLINE"] == "1" and beside("somebody/model", unasked) is None
-    assert stored_hash("somebody/model") is None
-    assert files.find("no hub id", "saccade.json", download=True) is None
 
 
 @pytest.mark.parametrize(

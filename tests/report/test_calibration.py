@@ -257,6 +257,15 @@ def test_the_page_of_a_tuning_says_what_was_chosen_and_fetches_nothing() -> None
     assert not re.findall(r"""http|<script|@import|(?:src|href)="(?!#|data:)|url\((?!#)""", page)
 
 
+def test_bytes_have_a_fitting_unit_and_the_front_is_what_nothing_cheaper_reaches() -> None:
+    for size, unit in ((2e9, "GB"), (2e3, "kB")):
+        lines = printed(front_table(front_results(rows=[ROWS[0] | {"bytes": size}])))
+        assert any(f"{unit} per" in line for line in lines)
+        assert any(line.split()[:5] == ["quest", "1,024", "kept", "0.9808", "2"] for line in lines)
+    best = tune_module._best(ROWS)
+    assert [best[0]["spec"], best[-1]["spec"]] == ["quest:budget=64", "quest:budget=1024"]
+
+
 def test_nothing_chosen_leaves_dense_attention() -> None:
     rows = [one | {"status": "not judged", "ratio": None, "shown": None} for one in ROWS]
     results = front_results(rows=rows, chosen=None, n=0)
@@ -292,15 +301,3 @@ def test_the_front_is_drawn(rows: list[dict[str, Any]], pictures: int, monkeypat
         assert sizes.count(3.5) == sum(one["shown"] is None for one in rows)  # small: not judged
         rings = [line for line in lines if line.get_label() == "chosen"]
         assert [(line.get_xdata()[0], line.get_ydata()[0]) for line in rings] == ring
-
-
-def test_the_front_line_is_what_nothing_cheaper_reaches() -> None:
-    best = tune_module._best(ROWS)
-    assert [best[0]["spec"], best[-1]["spec"]] == ["quest:budget=64", "quest:budget=1024"]
-
-
-@pytest.mark.parametrize(("size", "unit"), [(2e9, "GB"), (2e3, "kB")])
-def test_bytes_have_a_fitting_unit(size: float, unit: str) -> None:
-    lines = printed(front_table(front_results(rows=[ROWS[0] | {"bytes": size}])))
-    assert any(f"{unit} per" in line for line in lines)
-    assert any(line.split()[:5] == ["quest", "1,024", "kept", "0.9808", "2"] for line in lines)

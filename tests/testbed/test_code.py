@@ -65,7 +65,7 @@ def tiny_trainer(folder: Path, seed: int = 3) -> Trainer:
     return Trainer(tiny_config(400), read_streams(folder), recipe, seed)
 
 
-def test_what_is_held_out_is_in_no_training_text(folder: Path) -> None:
+def test_what_is_held_out_is_in_no_training_text_and_holds_what_claims_read(folder: Path) -> None:
     files = [source for group in training_files(("taught_one", "taught_two"), {}, 10**6) for source in group]
     assert [source.path for source in files if source.package == "taught_two"] == [
         "alpha0.py", "beta1.py", "delta3.py", "gamma2.py",
@@ -74,9 +74,6 @@ def test_what_is_held_out_is_in_no_training_text(folder: Path) -> None:
     text = tokenizer.decode(read_streams(folder).tokens)
     assert "taught_one_5" in text and "taught_two_3" in text
     assert "kept_away" not in text and "_test" not in text
-
-
-def test_what_the_claims_read_is_held_out() -> None:
     assert set(document._PACKAGES) <= set(HELD_OUT) and not set(HELD_OUT).intersection(TRAINING)
     held_out = library_sources(held_out=True, characters=10**9)
     files = [source for source in package_files(STANDARD_LIBRARY) if len(source.text) > 3000]
