@@ -36,10 +36,7 @@ from saccade.report.drawing import as_svg
 from saccade.types import ModelShape
 from walking import walk
 
-SMALL = (
-    "--target-heads", "4", "--steps", "12", "--seeds", "1", "--lengths", "128,140", "--asked", "2", "--every", "4",
-    "--rate", "0.3", "--device", "cpu",
-)  # fmt: skip
+SMALL = "--target-heads 4 --steps 12 --seeds 1 --lengths 128,140 --asked 2 --every 4 --rate 0.3 --device cpu".split()
 FOUR = ("--variants", "letter,share,direct,code")
 MADE_UP = Choice(target_heads=4, seeds=3, steps=9, budgets=(16,))
 

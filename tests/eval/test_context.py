@@ -60,9 +60,9 @@ def test_facts_are_spread_over_the_text() -> None:
     assert all(tenth / 10 - 0.01 <= place <= tenth / 10 + 0.15 for tenth, place in enumerate(places))
 
 
-@pytest.mark.parametrize(("answer", "right"), [(" 4817.", True), ("4817", True), (" 48170", False), (" 4818.", False)])
-def test_is_right(answer: str, right: bool) -> None:
-    assert is_right(answer, Fact("amber falcon", "4817")) is right
+def test_is_right() -> None:
+    told = {answer: is_right(answer, Fact("amber falcon", "4817")) for answer in (" 4817.", "4817", " 48170", " 4818.")}
+    assert [*told.values()] == [True, True, False, False], told
 
 
 def test_texts_are_long_and_held_out() -> None:
@@ -145,19 +145,16 @@ def test_timing_takes_one_step_per_token(model: Any, tokenizer: Any) -> None:
     assert all(second > 0 for second in seconds)
 
 
-@pytest.mark.parametrize(
-    ("text", "answer"),
-    [
+def test_answers_end_where_they_should(tokenizer: Any) -> None:
+    (question,) = built_in(tokenizer)[0].questions
+    for text, answer in (
         (" 1234.\n\nQuestion", "1234."),
         (" 1234\n\nQuestion", "1234"),
         ("\n 1234. And more", "1234."),
         (" 1234<|endoftext|> And more", "1234"),
         (" word" * 40, "word"),
-    ],
-)
-def test_answers_end_where_they_should(tokenizer: Any, text: str, answer: str) -> None:
-    (question,) = built_in(tokenizer)[0].questions
-    ids = tokenizer(text, add_special_tokens=False)["input_ids"]
-    heard = (question.heard(tokenizer, ids[: number + 1]) for number in range(len(ids)))
-    said = next(said for said, ended in heard if ended)
-    assert said.startswith(answer) and len(said) < len(text.strip()) - 3
+    ):
+        ids = tokenizer(text, add_special_tokens=False)["input_ids"]
+        heard = (question.heard(tokenizer, ids[: number + 1]) for number in range(len(ids)))
+        said = next(said for said, ended in heard if ended)
+        assert said.startswith(answer) and len(said) < len(text.strip()) - 3, text

@@ -14,17 +14,14 @@ TEXT = tiny.prompt(30)[0].tolist()  # several windows long
 ONE, OTHER = [5, 7, 9, 11, 2], [5, 7, 3, 4, 6]
 SHARED = 2
 POLICIES = ["dense", "streaming:budget=9", "exact_topk:budget=9,dense_layers=1"]
-LINEAR = {
-    **{"head_dim": 8, "num_local_experts": 4, "num_experts_per_tok": 2, "block_size": 8},
-    "layer_types": kinds("linear_attention"),
-}
+EXPERTS = {"head_dim": 8, "num_local_experts": 4, "num_experts_per_tok": 2, "block_size": 8}
 
 
 def model_of(name: str) -> Any:
     """Of each kind of other layers; MiniMax keeps recurrent states in a cache of its own."""
     if name != "minimax":
         return hybrid(name)
-    model = tiny.fresh("minimax", num_hidden_layers=6, **LINEAR)
+    model = tiny.fresh("minimax", num_hidden_layers=6, layer_types=kinds("linear_attention"), **EXPERTS)
     model.config._experts_implementation = "eager"
     return model
 

@@ -112,16 +112,17 @@ def contrast(*colors: str) -> float:
     return (high + 0.05) / (low + 0.05)
 
 
-@pytest.mark.parametrize("paper", [0, 1], ids=["light", "dark"])
-def test_letters_and_marks_are_read_on_either_paper(paper: int) -> None:
+def test_every_method_has_its_own_mark_that_is_read_on_either_paper() -> None:
     """WCAG 2 wants 4.5 for text and 3 for graphics; two marks of the Okabe-Ito set are fainter on white, by design."""
-    on = SHADES["paper"][paper]
     assert contrast("#000000", "#ffffff") == 21
-    assert all(contrast(SHADES[name][paper], on) >= 4.5 for name in ("ink", "muted"))
-    shown = {color: color for color in (mark["color"] for mark in marks(map(str, range(8))).values())}
-    shown |= {shades[0]: shades[paper] for shades in SHADES.values() if shades[0] in shown}
-    faint = {color for color, drawn in shown.items() if contrast(drawn, on) < 3}
-    assert faint == ({"#e69f00", "#56b4e9"} if paper == 0 else set())
+    for paper, wanted in ((0, {"#e69f00", "#56b4e9"}), (1, set[str]())):
+        on = SHADES["paper"][paper]
+        assert all(contrast(SHADES[name][paper], on) >= 4.5 for name in ("ink", "muted"))
+        shown = {color: color for color in (mark["color"] for mark in marks(map(str, range(8))).values())}
+        shown |= {shades[0]: shades[paper] for shades in SHADES.values() if shades[0] in shown}
+        assert {color for color, drawn in shown.items() if contrast(drawn, on) < 3} == wanted
+    drawn = marks([str(number) for number in range(88)])
+    assert len({tuple(mark.values()) for mark in drawn.values()}) == 89
 
 
 def test_what_decides_comes_first_and_what_there_is_is_told(page: str) -> None:
@@ -181,11 +182,6 @@ def test_a_page_is_made_again_from_what_the_folder_holds(tmp_path: Path, page: s
     (tmp_path / "results.json").write_text(json.dumps(FULL))
     assert comparison_report(tmp_path) == tmp_path / "report.html"
     assert (tmp_path / "report.html").read_text() == page
-
-
-def test_every_method_has_its_own_mark() -> None:
-    drawn = marks([str(number) for number in range(88)])
-    assert len({tuple(mark.values()) for mark in drawn.values()}) == 89
 
 
 UNKNOWN = {**dict.fromkeys(("recall", "token_recall")), "recall_per_layer": [], "token_recall_per_layer": []}
