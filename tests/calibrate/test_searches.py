@@ -262,8 +262,9 @@ def unprobed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Target, "refuse_unanswered", lambda *_: None)
 
 
-def test_a_folder_with_gates_of_another_kind_is_refused(grouped: Path, tmp_path: Path) -> None:
-    """As earlier versions have left it, whose default gates were others."""
+@pytest.mark.usefixtures("unprobed")
+def test_gates_of_another_kind_or_training_are_refused(grouped: Path, tmp_path: Path) -> None:
+    """As earlier versions have left it, whose default gates were others; or stopped while training."""
     log = tmp_path / "training" / "hardkuma-0" / "steps.jsonl"
     log.parent.mkdir(parents=True)
     log.write_text('{"settings": {"training.kind": "hardkuma", "training.scale": "letter"}}\n')
@@ -272,12 +273,8 @@ def test_a_folder_with_gates_of_another_kind_is_refused(grouped: Path, tmp_path:
     assert [*tmp_path.iterdir()] == [tmp_path / "training"]
     log.write_text('{"settings": {"training.kind": "direct"}}\n')
     assert HeadSearch.check(head_settings(grouped, tmp_path)).count == 8
-
-
-@pytest.mark.usefixtures("unprobed")
-def test_another_training_is_not_taken_up(grouped: Path, tmp_path: Path) -> None:
-    """Stopped while training, so that no other file of the folder tells."""
-    begin(HeadSearch.check(head_settings(grouped, tmp_path)), tmp_path / "training")
+    log.unlink()
+    begin(HeadSearch.check(head_settings(grouped, tmp_path)), tmp_path / "training" / "direct-0")
     with pytest.raises(OutputError, match="lengths"):
         HeadSearch.check(head_settings(grouped, tmp_path, lengths=(140, 160))).run(nothing)
 
@@ -309,14 +306,10 @@ def test_heads_by_score(folder: Path, task: Path, tmp_path: Path) -> None:
         HeadSearch.check(head_settings(folder, tmp_path / "other", methods="score", task=str(task))).run(nothing)
 
 
-def test_random_roles_are_as_many_as_wanted_and_differ_by_seed(folder: Path, task: Path, tmp_path: Path) -> None:
-    lists = set()
-    for seed in range(2):
-        own: dict[str, Any] = {"methods": "random", "seed": seed, "task": str(task), "budgets": "16"}
-        results = HeadSearch.check(head_settings(folder, tmp_path / str(seed), **own)).run(nothing)
-        lists.add(results["chosen"])
-        assert {row["heads"] for row in results["rows"]} == {8}
-    assert len(lists) == 2
+def test_random_roles_differ_by_seed(folder: Path, task: Path, tmp_path: Path) -> None:
+    own = {"methods": "random", "task": str(task)}
+    searches = [HeadSearch.check(head_settings(folder, tmp_path / str(seed), seed=seed, **own)) for seed in (0, 1)]
+    assert len({search.find(None, "random", nothing).roles["exact"] for search in searches}) == 2
 
 
 @pytest.mark.usefixtures("unprobed")

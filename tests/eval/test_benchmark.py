@@ -10,7 +10,7 @@ import pytest
 from pyarrow.parquet import write_table
 
 from harness.conftest import few_words
-from one_line import refused
+from one_line import lacking, refused, said
 from saccade.errors import DocumentError, SaccadeError
 from saccade.eval.benchmark import benchmark_row, framed, is_benchmark, read_rows
 from saccade.eval.context import benchmark_contexts
@@ -86,9 +86,8 @@ def test_a_chat_template_stands_around_context_and_question(tokenizer: Any) -> N
     assert framed(tokenizer, "text") == ("text", "\n", False)
 
 
-@pytest.mark.parametrize(
-    ("changed", "said"),
-    [
+def test_a_bad_row_is_named(tmp_path: Path) -> None:
+    bad: list[tuple[dict[str, Any], str]] = [
         ({"context": None}, "context=None is no text"),
         ({"context": " "}, "context is empty"),
         ({"question": "", "answer_prefix": " "}, "question and answer_prefix are both empty"),
@@ -102,12 +101,13 @@ def test_a_chat_template_stands_around_context_and_question(tokenizer: Any) -> N
         ({"max_new_tokens": True}, "max_new_tokens=True is not valid"),
         ({"task": "lsht"}, "no metric is known of task 'lsht'"),
         ({"metric": "bleu"}, "unknown metric 'bleu'; valid: string_match_all"),
-    ],
-)
-def test_a_bad_row_is_named(tmp_path: Path, changed: dict[str, Any], said: str) -> None:
-    path = json_lines(tmp_path / "rows.jsonl", [ROW, {**ROW, **changed}])
-    with refused(DocumentError, re.escape(f"task file {str(path)!r}, line 2"), said):
-        _ = [benchmark_row(*row) for row in read_rows(path)]
+    ]
+    path, lines = tmp_path / "rows.jsonl", []
+    for changed, words in bad:
+        rows = read_rows(json_lines(path, [ROW, {**ROW, **changed}]))
+        line = said(DocumentError, lambda rows=rows: [benchmark_row(*row) for row in rows])
+        lines.append((line, (f"task file {str(path)!r}, line 2", words)))
+    assert lacking(lines) == []
 
 
 @pytest.mark.parametrize("column", ["context", "max_new_tokens"])
@@ -129,18 +129,12 @@ def test_a_metric_on_the_command_line_goes_first(tmp_path: Path) -> None:
         benchmark_row(*row, "bleu")
 
 
-@pytest.mark.parametrize(
-    ("content", "said"),
-    [
-        (None, "cannot be read: No such file or directory"),
-        (b"PAR1 and nothing else of it PAR1", "is not Parquet|cannot be read"),
-    ],
-)
-def test_a_file_that_is_no_parquet_is_named(tmp_path: Path, content: bytes | None, said: str) -> None:
+def test_a_file_that_is_no_parquet_is_named(tmp_path: Path) -> None:
     path = tmp_path / "rows.parquet"
-    if content is not None:
-        path.write_bytes(content)
-    with refused(DocumentError, f"^task file {re.escape(repr(str(path)))}.*({said})"):
+    with refused(DocumentError, f"^task file {re.escape(repr(str(path)))}.*cannot be read: No such file or directory"):
+        read_rows(path)
+    path.write_bytes(b"PAR1 and nothing else of it PAR1")
+    with refused(DocumentError, f"^task file {re.escape(repr(str(path)))}.*(is not Parquet|cannot be read)"):
         read_rows(path)
 
 
