@@ -1,4 +1,4 @@
-"""Questions as rows of one batch against the same asked alone; what is asked leaves no trace in layers of other kinds."""
+"""Questions as rows of one batch against the same asked alone; what is asked leaves no trace in layers of any kind."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
