@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from commands import Fails
+from one_line import lacking, said
 from printing import printed
 from saccade import SaccadeError
 from saccade.bench import engines, grid, serving
@@ -25,13 +26,15 @@ SETTINGS: dict[str, Any] = {
 }  # fmt: skip
 
 
+pytestmark = pytest.mark.usefixtures("clocked")
+
+
 def checked(**changed: Any) -> ServingJob:
     return ServingJob.check(ServingSettings(**{**SETTINGS, **changed}))
 
 
-@pytest.mark.parametrize(
-    ("changed", "words"),
-    [
+def test_refusals() -> None:
+    refused: list[tuple[dict[str, Any], str]] = [
         ({"batches": ["0"]}, "batch '0' is not valid"),
         ({"policies": ["resa"]}, "add rectify=none"),
         ({"rectify_together": True}, "none of these policies has dense passes"),
@@ -45,21 +48,19 @@ def checked(**changed: Any) -> ServingJob:
         ({"kv_cache_dtype": "fp8_e5m2"}, "kv-cache-dtype=fp8_e5m2 is not valid: one of auto, bfloat16, float16, fp8, "),
         ({"quantization": "fp8_per_tensor"}, "quantization=fp8_per_tensor needs --device cuda"),
         ({"policies": ["lychee_cluster"]}, "reads text: shape 'smollm2-135m' has no tokenizer"),
-    ],
-)
-def test_refusals(changed: dict[str, Any], words: str) -> None:
-    with pytest.raises(SaccadeError) as caught:
-        checked(**changed)
-    assert words in str(caught.value)
-    assert "\n" not in str(caught.value)
+    ]
+    assert lacking((said(SaccadeError, checked, **changed), (words,)) for changed, words in refused) == []
 
 
-def test_an_empty_context_is_always_measured_and_dense_only_if_asked_for() -> None:
+def test_points_are_measured_as_given_behind_the_empty_contexts_and_dense_only_if_asked_for() -> None:
     job = checked()
     assert job.points == ((EMPTY, 1), (EMPTY, 4), (8192, 1), (8192, 4))
-    assert list(job.policies) == ["stock", "quest:budget=2048"]
-    assert job.units == 4
+    assert list(job.policies) == ["stock", "quest:budget=2048"] and job.units == 4
     assert list(checked(policies=["dense"]).policies) == ["stock", "dense"]
+    job = checked(points=["131072x4,16x1", "2048x28"])
+    assert job.points == ((EMPTY, 4), (EMPTY, 1), (EMPTY, 28), (131072, 4), (2048, 28))
+    assert job.longest == 131072 + job.room
+    assert checked(points=["4096x1"], max_model_len=131072).longest == 131072
 
 
 def test_a_file_that_cannot_be_written_is_refused_first(fails: Fails, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -123,7 +124,6 @@ def clocked(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch, "set_num_threads", lambda threads: None)
 
 
-@pytest.mark.usefixtures("clocked")
 def test_shares_and_speedups_are_those_of_the_same_batch() -> None:
     rows = checked().run(lambda unit, results: None)["rows"]
     found = {(row["policy"], row["context"], row["batch"]): row for row in rows}
@@ -141,7 +141,6 @@ def test_shares_and_speedups_are_those_of_the_same_batch() -> None:
     assert grown == 4 * (8192 - EMPTY) * token
 
 
-@pytest.mark.usefixtures("clocked")
 @pytest.mark.parametrize(("dtype", "size"), [("auto", 2), ("fp8", 1)])
 def test_the_ceiling_counts_a_number_of_the_cache_by_its_own_size(dtype: str, size: int) -> None:
     """Keys, values and bounds, of every engine; weights as they are. Every engine is told, stock too."""
@@ -162,7 +161,6 @@ def test_the_ceiling_counts_a_number_of_the_cache_by_its_own_size(dtype: str, si
     assert (f"bfloat16 on a cache in {dtype}," in "\n".join(printed(serving_table(results), 200))) == (dtype != "auto")
 
 
-@pytest.mark.usefixtures("clocked")
 def test_room_on_a_cpu_is_that_of_the_caches_numbers() -> None:
     for dtype in ("auto", "fp8"):
         checked(kv_cache_dtype=dtype).run(lambda unit, results: None)
@@ -176,11 +174,8 @@ def alone(**changed: Any) -> ServingJob:
     return replace(job, groups=tuple((name,) for name in (*job.policies, STOCK_AGAIN)))
 
 
-@pytest.mark.usefixtures("clocked")
 @pytest.mark.parametrize(("slower", "void"), [(1.01, False), (1.03, True), (0.97, True)])
-def test_a_setting_at_which_stock_has_drifted_is_void(
-    monkeypatch: pytest.MonkeyPatch, slower: float, void: bool
-) -> None:
+def test_a_setting_where_stock_has_drifted_is_void(monkeypatch: pytest.MonkeyPatch, slower: float, void: bool) -> None:
     monkeypatch.setattr(Clocked, "slower", slower)
     results = alone(points=["8192x1"]).run(lambda unit, results: None)
     found = {(row["policy"], row["context"]): row for row in results["rows"]}
@@ -195,7 +190,6 @@ def test_a_setting_at_which_stock_has_drifted_is_void(
         assert "\n".join(printed(serving_table(told), 200)).count("void") == (3 if void else 0)
 
 
-@pytest.mark.usefixtures("clocked")
 def test_rectified_policies_are_timed_in_whole_periods(monkeypatch: pytest.MonkeyPatch) -> None:
     """Wherever in its period a row begins: one dense pass is in each."""
     monkeypatch.setattr(Clocked, "period", 5)
@@ -208,7 +202,6 @@ def test_rectified_policies_are_timed_in_whole_periods(monkeypatch: pytest.Monke
     assert stock["ms_per_token"] == pytest.approx(1e3 * 26 / 1024), "the median of single steps"
 
 
-@pytest.mark.usefixtures("clocked")
 def test_a_run_that_was_cut_off_goes_on_with_what_is_missing() -> None:
     job, seen = alone(points=["8192x1", "4096x2"]), []
 
@@ -224,14 +217,12 @@ def test_a_run_that_was_cut_off_goes_on_with_what_is_missing() -> None:
     Clocked.started.clear()
     units: list[str] = []
     whole = job.run(lambda unit, results: units.append(unit), before=before)
-    assert Clocked.started == ["quest:budget=2048", "stock"]
-    assert len(units) == 6
+    assert Clocked.started == ["quest:budget=2048", "stock"] and len(units) == 6
     assert whole["rows"] == alone(points=["8192x1", "4096x2"]).run(lambda unit, results: None)["rows"]
     with pytest.raises(SaccadeError, match="of other settings"):
         alone(points=["8192x1"]).run(lambda unit, results: None, before=before)
 
 
-@pytest.mark.usefixtures("clocked")
 def test_what_has_no_room_or_fails_is_left_out_and_said() -> None:
     results = alone(points=["30000x2", "8192x1"], policies=["streaming", "quest"]).run(lambda unit, results: None)
     assert {(row["policy"], row["context"]) for row in results["rows"]} == {
@@ -239,13 +230,6 @@ def test_what_has_no_room_or_fails_is_left_out_and_said() -> None:
     }
     assert "streaming:budget=2048: failed, no such kernel" in results["notes"]
     assert "context 30000, batch 2, stock: left out, the cache has no room" in results["notes"]
-
-
-def test_points_are_measured_as_given_behind_the_empty_contexts() -> None:
-    job = checked(points=["131072x4,16x1", "2048x28"])
-    assert job.points == ((EMPTY, 4), (EMPTY, 1), (EMPTY, 28), (131072, 4), (2048, 28))
-    assert job.longest == 131072 + job.room
-    assert checked(points=["4096x1"], max_model_len=131072).longest == 131072
 
 
 @pytest.fixture

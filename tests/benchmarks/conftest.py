@@ -11,7 +11,6 @@ __all__ = ["fails", "invoke", "model_folder"]
 
 @pytest.fixture
 def invoke() -> Invoke:
-    """Run `benchmarks`'s command line."""
     return invoker(app)
 
 

@@ -16,7 +16,6 @@ Rehearsed = Callable[..., Any]
 
 @pytest.fixture
 def rehearsed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Rehearsed:
-    """Run a benchmark at its smallest; gives what it has written."""
 
     def run(module: Any, *options: str) -> Any:
         file = tmp_path / "found.json"

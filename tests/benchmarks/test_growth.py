@@ -25,7 +25,6 @@ def growth_of(**changes: Any) -> Growth:
 
 @pytest.fixture(scope="module")
 def ran(tmp_path_factory: pytest.TempPathFactory) -> tuple[Result, dict[str, Any]]:
-    """What the command says, and what it has written."""
     folder = tmp_path_factory.mktemp("growth")
     files, small = (folder / "growth.json", folder / "growth.svg"), "--budget 96 --head-dim 16 --rounds 2".split()
     result = invoker(app)("growth", "--context", "600,1200,2400", *small, "--json", files[0], "--picture", files[1])
@@ -51,7 +50,7 @@ def test_a_table_shows_every_context_and_selector(
     assert [cell.partition("±")[0] for cell in printed] == [f"{slope:.2f}" for slope in fits]
 
 
-def test_nodes_are_counted(rows: dict[tuple[int, str], dict[str, Any]]) -> None:
+def test_nodes_are_counted_and_equal_indexes_built_once(rows: dict[tuple[int, str], dict[str, Any]]) -> None:
     for context in CONTEXTS:
         visited = {name: rows[context, name]["visited"] for name in SELECTORS}
         assert (visited["exact"], visited["quest"]) == (context, -(-context // 16))
@@ -59,9 +58,6 @@ def test_nodes_are_counted(rows: dict[tuple[int, str], dict[str, Any]]) -> None:
         # All units and some of the clusters; below 4,096 clusters sqrt has no limit to lift.
         assert 64 if clusters > 64 else clusters < visited["cap64"] <= 64 + clusters
         assert visited["sqrt"] == visited["root"] < visited["cap64"]
-
-
-def test_equal_indexes_are_built_once(rows: dict[tuple[int, str], dict[str, Any]]) -> None:
     assert [at for at, row in rows.items() if row["shared_index"]] == [(context, "root") for context in CONTEXTS]
     assert all(row["index_share"] > 0 for (_, name), row in rows.items() if name != "exact")
 

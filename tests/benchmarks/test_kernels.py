@@ -1,14 +1,18 @@
-"""`python -m benchmarks kernels`: the rows it writes, the checks it makes; no timing is judged here."""
+"""`python -m benchmarks kernels`: its rows and checks, and vLLM's kernel where it cannot run; no timing is judged."""
 
+import importlib.util
 import json
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from typer.testing import CliRunner
 
 from benchmarks import kernels, operations
 from benchmarks.__main__ import app
+from benchmarks.vllm_baseline import VLLM
+from saccade.bench.decode import BenchJob, BenchSettings
 
 
 @pytest.fixture(autouse=True)
@@ -26,7 +30,7 @@ def measured(tmp_path: Path, *arguments: str) -> list[dict[str, Any]]:
 
 
 def test_every_operation_is_timed_against_dense(tmp_path: Path) -> None:
-    rows = measured(tmp_path)
+    rows = measured(tmp_path, "--batch", "2")
     names = {row["operation"] for row in rows}
     assert names == {operation.name for operation in operations.OPERATIONS}
     assert ("dense", "torch-sdpa") in {(row["operation"], row["implementation"]) for row in rows}
@@ -35,14 +39,11 @@ def test_every_operation_is_timed_against_dense(tmp_path: Path) -> None:
         assert row["us_fast"] <= row["us"] <= row["us_slow"]
         assert row["over_dense"] == pytest.approx(row["us"] / dense)
         assert row["gb_s"] == pytest.approx(row["bytes"] / row["us"] / 1e3)
-
-
-def test_bytes_are_the_cache_that_must_be_read(tmp_path: Path) -> None:
-    found = {row["operation"]: row["bytes"] for row in measured(tmp_path, "--batch", "2")}
+    # Bytes are of the cache that must be read.
+    found = {row["operation"]: row["bytes"] for row in rows}
     token = 2 * 2 * 3 * 64 * 2  # rows, keys and values, heads, head dim, bytes
-    assert found["dense"] == 200 * token
-    assert found["sparse tokens"] == 32 * token
-    assert found["page scores"] == 13 * token
+    assert [found[name] // token for name in ("dense", "sparse tokens", "page scores")] == [200, 32, 13]
+    assert not any(found[name] % token for name in ("dense", "sparse tokens", "page scores"))
 
 
 def test_calls_go_round_in_all_caches(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -73,5 +74,15 @@ def test_a_wrong_result_is_not_timed(monkeypatch: pytest.MonkeyPatch, tmp_path: 
 
     monkeypatch.setattr(operations, "topk", wrong)
     result = CliRunner().invoke(app, ["kernels", "--context", "200", "--budget", "32", "--operation", "top-k"])
-    assert result.exit_code == 2
-    assert "top-k differ from float64" in result.stderr
+    assert result.exit_code == 2 and "top-k differ from float64" in result.stderr
+
+
+SETTINGS = BenchSettings("smollm2-135m", ["64"], ["1"], ["1"], "float32", "cpu", ["dense"], ["16"], 2, [])
+
+
+def test_vllms_kernel_is_left_out_without_it_and_takes_no_accelerator(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    job = BenchJob.check(SETTINGS, [VLLM])
+    assert [one.name for one in job.baselines] == ["transformers", "torch-sdpa"]
+    assert "baseline vllm is left out: vLLM is not installed (make setup-vllm)" in job.notes
+    assert VLLM.refusal(torch.device("cuda"), 64) == "its CPU kernel is what can be called without an engine"

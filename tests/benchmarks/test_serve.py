@@ -26,6 +26,7 @@ from saccade import SaccadeError
 from saccade.bench import engines
 from saccade.recipes import machine
 
+pytestmark = pytest.mark.usefixtures("vllm")
 SETTINGS: dict[str, Any] = {
     "shape": "smollm2-135m", "contexts": ["64,32"], "batches": ["2"], "threads": ["1"], "policies": ["quest"],
     "budgets": ["2048"], "steps": None, "dtype": "bfloat16", "device": "cpu",
@@ -136,7 +137,6 @@ def vllm(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch, "set_num_threads", lambda threads: None)
 
 
-@pytest.mark.usefixtures("vllm")
 def test_what_counts_begins_when_clients_are_out_of_step() -> None:
     engine = LoadedEngine(None)
     asked = Load(clients=4, lengths=(8,), shared=0.0, new_tokens=8, requests=10, vocabulary=50)
@@ -153,7 +153,6 @@ def test_what_counts_begins_when_clients_are_out_of_step() -> None:
     assert (served.prompt_tokens, served.cached_tokens) == (80, 20)
 
 
-@pytest.mark.usefixtures("vllm")
 def test_beside_a_stream_clients_answer_on_and_its_prompts_count() -> None:
     asked = Load(2, lengths=(8, 4), shared=0.0, new_tokens=40, requests=5, vocabulary=50, stream=0.5)
     served = LoadedEngine(None).serve(asked)
@@ -169,22 +168,16 @@ def test_beside_a_stream_clients_answer_on_and_its_prompts_count() -> None:
         LoadedEngine(None).serve(replace(asked, new_tokens=8))
 
 
-@pytest.mark.usefixtures("vllm")
-def test_what_is_shared_is_in_the_cache_before_it_counts() -> None:
+def test_what_is_shared_is_in_the_cache_before_it_counts_and_clients_that_it_cannot_hold_wait() -> None:
     engine = LoadedEngine(None)
     served = engine.serve(Load(clients=1, lengths=(8, 16, 24), shared=0.5, new_tokens=2, requests=3, vocabulary=50))
     assert (len(Answering.asked), served.requests, served.prompt_tokens) == (3 + 3 + 1, 3, 48)
-
-
-@pytest.mark.usefixtures("vllm")
-def test_clients_that_the_cache_cannot_hold_at_once_wait() -> None:
     job = checked(batches=["200"], new_tokens=8, requests=4)
     assert job.blocks(200) * job.block > 10_000
     results = job.run(lambda unit, results: None)
     assert ([row["clients"] for row in results["rows"]], results["notes"]) == ([200] * 3, [])
 
 
-@pytest.mark.usefixtures("vllm")
 def test_rows_of_a_run_and_of_one_that_goes_on() -> None:
     job = checked(batches=["1,2"], new_tokens=8, requests=4)
     results = job.run(lambda unit, results: None)
@@ -197,8 +190,7 @@ def test_rows_of_a_run_and_of_one_that_goes_on() -> None:
         assert row["requests_per_second"] == row["requests"] / row["seconds"]
         assert (row["first_ms"], row["next_ms"], row["next_ms_p99"]) == (1500 / twice, 500 / twice, 500 / twice)
         assert (row["cached_share"], row["drift"], row["void"]) == (0.25, 0.0, False)
-        assert row["row_tokens_per_second"] == 2 * twice
-        assert 32 <= row["prompt_tokens"] <= 64
+        assert row["row_tokens_per_second"] == 2 * twice and 32 <= row["prompt_tokens"] <= 64
     rows = [row for row in results["rows"] if (row["policy"], row["clients"]) != ("stock (last)", 2)]
     cut = {**results, "rows": rows}
     done: list[str] = []
@@ -207,7 +199,6 @@ def test_rows_of_a_run_and_of_one_that_goes_on() -> None:
     assert "\n".join(printed(load_table(results), 200)).count("2.00×") == 2
 
 
-@pytest.mark.usefixtures("vllm")
 def test_the_file_has_the_fields_of_those_in_docs(invoke: Invoke, tmp_path: Path) -> None:
     file, told = tmp_path / "load.json", "--shared 0.5 --new-tokens 8 --requests 4 --policy quest --device cpu --json"
     assert invoke("serve", "--clients", "2", "--context", "64,32", *told.split(), file).exit_code == 0
@@ -227,14 +218,12 @@ def test_stock_that_differs_from_itself_makes_a_point_void() -> None:
 
     rows = beside_stock([row("stock", 1.0), row("quest", 2.0), row("stock (last)", 1.06), row("stock", 3.0, 2)])
     assert [one.void for one in rows] == [True, True, True, False]
-    assert rows[1].over_stock == pytest.approx(2 / 1.03)
-    assert rows[1].drift == pytest.approx(0.06)
+    assert rows[1].over_stock == pytest.approx(2 / 1.03) and rows[1].drift == pytest.approx(0.06)
     assert (rows[3].over_stock, rows[3].drift) == (1.0, None)
 
 
 def test_percentiles() -> None:
-    assert percentiles([]) == (0, 0)
-    assert percentiles([0.5]) == (500, 500)
+    assert percentiles([]) == (0, 0) and percentiles([0.5]) == (500, 500)
     every = [number / 1000 for number in range(101)]
     assert percentiles(every) == pytest.approx((50, 99)) and percentiles(every, 90) == pytest.approx((50, 90))
 
@@ -279,12 +268,9 @@ def test_codes_are_told_before_they_are_asked_for(model_folder: Path) -> None:
             prompt, wanted = talk.send(answer) if turn else next(talk)
             assert (len(prompt), wanted) == (length, tokens)
             said = tokenizer.decode(prompt)
-            before, found = (
-                said.split("The code of the "),
-                re.search(r"What is the code of the (.+)\?\nAnswer", said[-120:]),
-            )
+            found = re.search(r"What is the code of the (.+)\?\nAnswer", said[-120:])
             assert found is not None and said.endswith(f"The code of the {found[1]} is")
-            (code,) = {text[len(found[1]) + 4 :][:4] for text in before if re.match(rf"{found[1]} is \d{{4}}\.", text)}
+            (code,) = re.findall(rf"The code of the {found[1]} is (\d{{4}})\.", said)
             for text, right in ((f" {code}.", True), (f" {code}1", False), (f" not {code}", False)):
                 assert script.right(turn, tokenizer(text, add_special_tokens=False)["input_ids"]) == right
             asked.append(found[1])
@@ -294,7 +280,6 @@ def test_codes_are_told_before_they_are_asked_for(model_folder: Path) -> None:
     assert begun[0][:150] == begun[1][:150] and begun[0][150:] != begun[1][150:]
 
 
-@pytest.mark.usefixtures("vllm")
 def test_a_day_is_counted_step_by_step() -> None:
     """A step takes half a second, a request's first token comes in the third."""
     seen = replay(LoadedEngine(None), DAY)
@@ -318,7 +303,6 @@ def test_a_day_is_counted_step_by_step() -> None:
     assert seen.cached == [sum(day[turn][0] // 4 for day in days) for turn in range(3)]
 
 
-@pytest.mark.usefixtures("vllm")
 def test_rows_of_a_day_and_of_one_that_goes_on(invoke: Invoke, tmp_path: Path) -> None:
     told = "agent --conversations 2 --start 40 --end 100 --turns 3 --answers 4,16 --policy quest --device cpu --json"
     file = tmp_path / "day.json"

@@ -36,7 +36,6 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def soaked(folder: Path, into: Path, *more: str, interrupted: bool = False) -> tuple[Result, dict[str, Any]]:
-    """What the command says, and what it has written."""
     files, sizes = (into / "soak.json", into / "soak.svg"), "--prompt 100 --tokens 46 --block 10 --window 4".split()
     asked = ("soak", "--model", folder, *sizes, "--policy", RESA, *more)
     result = invoker(app)(*asked, "--json", files[0], "--picture", files[1])
@@ -44,17 +43,10 @@ def soaked(folder: Path, into: Path, *more: str, interrupted: bool = False) -> t
 
 
 @pytest.fixture(scope="module")
-def ran(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Result, dict[str, Any]]:
-    return soaked(folder, tmp_path_factory.mktemp("soak"), "--policy", CLUSTER)
-
-
-@pytest.fixture
-def finished(ran: tuple[Result, dict[str, Any]]) -> dict[str, Any]:
-    return ran[1]
-
-
-def test_tables_tell_of_all(ran: tuple[Result, dict[str, Any]]) -> None:
-    assert all(name in ran[0].stdout for name in ("ms per step", "keys and values", "Jaccard", "dense pass"))
+def finished(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    said, results = soaked(folder, tmp_path_factory.mktemp("soak"), "--policy", CLUSTER)
+    assert all(name in said.stdout for name in ("ms per step", "keys and values", "Jaccard", "dense pass"))
+    return results
 
 
 @pytest.mark.parametrize(("left_out", "blocks", "watched"), [("--no-sets", 5, 0), ("--no-timed", 0, 1)])
@@ -76,10 +68,16 @@ def test_an_interrupted_run_is_readable(folder: Path, tmp_path: Path, monkeypatc
     assert [row["step"] for row in results["blocks"]] == [10]
 
 
-def test_policies_take_turns_over_all_tokens(finished: dict[str, Any]) -> None:
+def test_policies_take_turns_over_all_tokens_and_dense_passes_are_timed_apart(finished: dict[str, Any]) -> None:
     turns = [(row["step"], row["policy"].partition(":")[0]) for row in finished["blocks"]]
     assert turns == [(step, name) for step in (10, 20, 30, 40, 46) for name in ("resa", "lychee_cluster")]
     assert all(row["context"] == 100 + row["step"] for row in finished["blocks"])
+    passes = {row["policy"]: 0 for row in finished["blocks"]}
+    for row in finished["blocks"]:
+        passes[row["policy"]] += row["passes"]
+        assert (row["ms_pass"] is None) == (row["passes"] == 0)
+        assert row["ms_fast"] <= row["ms"] <= row["ms_slow"]
+    assert passes == {RESA: 46 // 6, CLUSTER: 0}
 
 
 def test_bytes_are_exact(finished: dict[str, Any]) -> None:
@@ -94,25 +92,12 @@ def test_bytes_are_exact(finished: dict[str, Any]) -> None:
     assert all(row["index_bytes"] >= math.ceil(row["context"] / 4) * token for row in resa)
 
 
-def test_dense_passes_are_timed_apart(finished: dict[str, Any]) -> None:
-    passes = {row["policy"]: 0 for row in finished["blocks"]}
-    for row in finished["blocks"]:
-        passes[row["policy"]] += row["passes"]
-        assert (row["ms_pass"] is None) == (row["passes"] == 0)
-        assert row["ms_fast"] <= row["ms"] <= row["ms_slow"]
-    assert passes[RESA] == 46 // 6
-    assert passes[CLUSTER] == 0
-
-
-def test_drift_is_told_of_every_policy(finished: dict[str, Any]) -> None:
+def test_drift_and_sets_are_told_of_every_policy_and_sparse_step(finished: dict[str, Any]) -> None:
     resa, cluster = finished["drift"]
     assert (resa["policy"], cluster["policy"]) == (RESA, CLUSTER)
     assert cluster["pass"] is None and resa["pass"] is not None
     # ReSA's set grows with the row; the cluster's does not, only its index.
     assert resa["expected"]["slope"] > cluster["expected"]["slope"] >= 0
-
-
-def test_sets_are_watched_at_every_sparse_step(finished: dict[str, Any]) -> None:
     steady = finished["steadiness"]
     assert len(steady[CLUSTER]["hit"]) == 46 - 1
     # Every sixth step is a dense pass and has no set.
@@ -150,8 +135,7 @@ def test_watched_tokens_go_together_as_if_alone(folder: Path, spec: str, monkeyp
         watched = Steadiness(4)
         assert watch(watched, spec, job, 46).dense_passes == (46 // 6 if spec == RESA else 0)
         series.append(watched.series())
-    assert series[0] == series[1]
-    assert series[0]["hit"]
+    assert series[0] == series[1] and series[0]["hit"]
 
 
 @pytest.mark.parametrize("kind", [ClusterSelector, WholeTree])

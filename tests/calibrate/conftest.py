@@ -2,11 +2,13 @@
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from searching import make_model
 
+from adapters import tiny
 from commands import first_alone, tokenizer
 from saccade.adapters.hf import probe
 from saccade.calibrate import layers, problems
@@ -35,6 +37,11 @@ def short_passages(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(probe.Probe.__init__.__kwdefaults__, "walks", (1, 6))
     few = Texts.passages
     monkeypatch.setattr(Texts, "passages", lambda texts, tokenizer, count: few(texts, tokenizer, min(count, 5)))
+
+
+@pytest.fixture(scope="module")
+def model() -> Any:
+    return tiny.fresh("llama")
 
 
 @pytest.fixture(scope="module")

@@ -91,41 +91,22 @@ def guessed_task(folder: Path, path: Path, start: tuple[int, ...] = (), *, bench
     return path
 
 
-def common(folder: Path | None, output: Path, **changes: Any) -> TargetSettings:
-    options: dict[str, Any] = {
-        "model": None if folder is None else str(folder),
-        "task": "kv",
-        "context": 200,
-        "questions": 6,
-        "output_dir": output,
-        "recipe": None,
-        "device": "cpu",
-        "dtype": "auto",
-        "seed": 0,
-        "threads": 1,
-    }
-    return TargetSettings(**{**options, **changes})
-
-
 def divided(folder: Path | None, output: Path, changes: dict[str, Any]) -> tuple[TargetSettings, dict[str, Any]]:
     """What all calibrations share, and what is left of the changes."""
+    usual: dict[str, Any] = {
+        "model": None if folder is None else str(folder), "task": "kv", "context": 200, "questions": 6,
+        "output_dir": output, "recipe": None, "device": "cpu", "dtype": "auto", "seed": 0, "threads": 1,
+    }  # fmt: skip
     names = TargetSettings.__dataclass_fields__
-    own = {name: value for name, value in changes.items() if name not in names}
-    return common(folder, output, **{name: changes[name] for name in names if name in changes}), own
+    shared = {**usual, **{name: value for name, value in changes.items() if name in names}}
+    return TargetSettings(**shared), {name: value for name, value in changes.items() if name not in names}
 
 
 def head_settings(folder: Path | None, output: Path, **changes: Any) -> heads.HeadSettings:
     shared, own = divided(folder, output, changes)
-    options: dict[str, Any] = {
-        "methods": "direct",
-        "target_heads": 8,
-        "exact": False,
-        "drop_known": False,
-        "steps": 3,
-        "lengths": (128, 160),
-        "budgets": "16,32",
-    }
-    return heads.HeadSettings(shared, **{**options, **own})
+    usual: dict[str, Any] = {"methods": "direct", "target_heads": 8, "exact": False, "drop_known": False}
+    usual |= {"steps": 3, "lengths": (128, 160), "budgets": "16,32"}
+    return heads.HeadSettings(shared, **{**usual, **own})
 
 
 def layer_settings(folder: Path | None, output: Path, **changes: Any) -> layers.LayerSettings:

@@ -56,7 +56,6 @@ def task(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def decodes(folder: Path, recipe: Path) -> None:
-    """`generate` with a recipe says something."""
     prompt = "Text 1 says that word 3 comes before word 4. " * 4
     asked = ("generate", prompt, "--model", folder, "--policy", recipe, "--max-new-tokens", 4, "--dtype", "float32")
     result = CliRunner().invoke(app, list(map(str, asked)))

@@ -58,7 +58,6 @@ def coarse() -> Any:
 
 @pytest.fixture
 def tokenizer(request: pytest.FixtureRequest) -> Any:
-    """The one that is named."""
     return request.getfixturevalue(request.param)
 
 
@@ -101,8 +100,7 @@ def test_a_question_is_about_a_needle_whose_value_is_the_gold(tokenizer: Any, ta
             first, stop = ask.gold
             found = "".join(parts[first:stop])
             # The fewest tokens that hold the value.
-            assert (stated[key] in found and found.strip(" .,") == stated[key]) or tokenizer.unk_token == "a"
-            assert stated[key] in found
+            assert stated[key] in found and (found.strip(" .,") == stated[key] or tokenizer.unk_token == "a")
             assert stated[key] not in "".join(parts[first + 1 : stop])
             assert stated[key] not in "".join(parts[first : stop - 1])
             # It is that needle's value, not an equal number elsewhere.
@@ -125,8 +123,7 @@ def test_a_problem_is_the_same_whoever_asks_first(plain: Any) -> None:
     forth, back = needles(plain, lengths=(200, 700)), needles(plain, lengths=(200, 700))
     one = [forth[number] for number in range(6)]
     two = [back[number] for number in reversed(range(6))][::-1]
-    assert one == two
-    assert one == [forth[number] for number in range(6)]
+    assert one == two and one == [forth[number] for number in range(6)]
     assert len({problem.tokens for problem in one}) == 6
     # More problems, or fewer questions about each, do not change which texts there are.
     assert needles(plain, lengths=(200, 700), count=9)[4] == one[4]
@@ -135,11 +132,11 @@ def test_a_problem_is_the_same_whoever_asks_first(plain: Any) -> None:
     others = needles(plain, lengths=(200, 700), seed=1)
     assert not {problem.tokens for problem in one} & {others[number].tokens for number in range(6)}
     assert others[0].asks != one[0].asks
-
-
-def test_tasks_have_texts_of_their_own(plain: Any) -> None:
-    made = [needles(plain, task)[0].tokens for task in TASKS]
-    assert len({tokens[:50] for tokens in made}) == len(TASKS)
+    assert len({needles(plain, task)[0].tokens[:50] for task in TASKS}) == len(TASKS)  # tasks have texts of their own
+    assert len(list(forth)) == 6  # iteration ends
+    for number in (-1, 6):
+        with pytest.raises(IndexError):
+            forth[number]
 
 
 @pytest.mark.parametrize(("task", "length"), [("passkey", 128), ("kv", 500), ("records", 3000), ("passkey", 3000)])
@@ -151,8 +148,7 @@ def test_texts_are_as_long_as_was_asked(with_start: Any, task: str, length: int)
         most, size = {"passkey": (10, 128), "records": (96, 60)}.get(task, (24, 40))
         assert count == max(1, min(most, length // size))
         # At each of a needle's two joints one token can become two or two can become one; the first token is no text.
-        assert abs(len(problem.tokens) - 1 - length) <= 2 * count
-        assert problem.tokens[0] == 5
+        assert abs(len(problem.tokens) - 1 - length) <= 2 * count and problem.tokens[0] == 5
 
 
 def test_lengths_are_spread_over_what_was_asked(plain: Any) -> None:
@@ -183,16 +179,6 @@ def test_what_is_accepted_fits_whichever_problem_it_is(tokenizer: Any, task: str
     with pytest.raises(DocumentError):
         needles(tokenizer, task, length, count=20, positions=longest - 1)
 
-
-def test_numbers_outside_are_index_errors(plain: Any) -> None:
-    source = needles(plain)
-    assert len(source) == 6 == len(list(source))  # iteration ends
-    for number in (-1, 6):
-        with pytest.raises(IndexError):
-            source[number]
-
-
-# --- tasks of the user's own --------------------------------------------------------------------------------------
 
 TEXT = "The sky is blue. Grass is green, and green is my favourite. The key is 4711."
 GOOD = [
@@ -231,23 +217,19 @@ def test_lines_of_one_context_are_one_problem(tokenizer: Any, tmp_path: Path) ->
     assert grass is None  # it stands there twice: nobody knows which one is looked for
 
 
-def test_blank_lines_and_another_order_of_keys_are_fine(plain: Any, tmp_path: Path) -> None:
+def test_only_line_feeds_end_a_line_and_blank_ones_are_fine(plain: Any, tmp_path: Path) -> None:
+    """JSON Lines: other separators of Unicode may stand in a string as they are (RFC 8259, section 7), or escaped."""
     path = tmp_path / "task.jsonl"
+    for mark in ("\u2028", "\x0b"):
+        context = f"A line.{mark}The key is 4711."
+        raw = json.dumps({**GOOD[0], "context": context}, ensure_ascii=mark == "\x0b")
+        path.write_text(f"{raw}\n", encoding="utf-8")
+        (problem,) = read(plain, path)
+        assert plain.decode(problem.tokens, clean_up_tokenization_spaces=False) == context
     turned = json.dumps(dict(reversed(GOOD[0].items())))
     path.write_bytes(f"\n{turned}\r\n\n  \n{json.dumps(GOOD[1])}".encode())
     (problem,) = read(plain, path)
     assert len(problem.asks) == 2
-
-
-@pytest.mark.parametrize("mark", ["\u2028", "\x0b"])
-def test_only_line_feeds_end_a_line(plain: Any, tmp_path: Path, mark: str) -> None:
-    """JSON Lines: other separators of Unicode may stand in a string as they are (RFC 8259, section 7), or escaped."""
-    path = tmp_path / "task.jsonl"
-    context = f"A line.{mark}The key is 4711."
-    raw = json.dumps({**GOOD[0], "context": context}, ensure_ascii=mark == "\x0b")
-    path.write_text(f"{raw}\n", encoding="utf-8")
-    (problem,) = read(plain, path)
-    assert plain.decode(problem.tokens, clean_up_tokenization_spaces=False) == context
 
 
 BAD = {
@@ -267,15 +249,12 @@ def line_of(tokenizer: Any, path: Path, content: bytes) -> str:
     return said(DocumentError, FileProblems, tokenizer, path, positions=POSITIONS)
 
 
-def test_a_bad_line_is_named(plain: Any, tmp_path: Path) -> None:
-    path, first, last = tmp_path / "mine.jsonl", json.dumps(GOOD[0]), json.dumps(GOOD[1])
-    lines = {name: line_of(plain, path, f"{first}\n\n{bad}\n{last}\n".encode()) for name, bad in BAD.items()}
-    assert lacking((line, (str(path), "line 3")) for line in lines.values()) == []
-    assert {name for name, line in lines.items() if len(line) >= 500} == set()
-
-
-def test_a_file_without_a_task_is_named(plain: Any, tmp_path: Path) -> None:
-    absent, path = tmp_path / "absent.jsonl", tmp_path / "mine.jsonl"
+def test_a_bad_line_and_a_file_without_a_task_are_named(plain: Any, tmp_path: Path) -> None:
+    path, absent = tmp_path / "mine.jsonl", tmp_path / "absent.jsonl"
+    first, last = (json.dumps(line) for line in GOOD[:2])
+    told = {name: line_of(plain, path, f"{first}\n\n{bad}\n{last}\n".encode()) for name, bad in BAD.items()}
+    assert lacking((line, (str(path), "line 3")) for line in told.values()) == []
+    assert {name for name, line in told.items() if len(line) >= 500} == set()
     lines = [(line_of(plain, path, content), (repr(str(path)),)) for content in (b"\n \n", b'{"context": "\xff')]
     lines.append((said(DocumentError, FileProblems, plain, absent, positions=POSITIONS), (repr(str(absent)),)))
     assert lacking(lines) == []

@@ -132,9 +132,7 @@ def test_what_is_shown_moves_the_right_way(both: int, lost: int, gained: int, ne
 
 @settings(max_examples=30)
 @given(counts, st.integers(0, 40), st.integers(0, 40), counts, st.floats(0.05, 0.99))
-def test_a_verdict_says_the_ratio_and_what_is_shown(
-    both: int, lost: int, gained: int, neither: int, quality: float
-) -> None:
+def test_a_verdict_says_ratio_and_shown(both: int, lost: int, gained: int, neither: int, quality: float) -> None:
     candidate, dense = table(both + 2, lost, gained, neither)
     verdict = judged(candidate, dense, quality, ALPHA)
     assert verdict.ratio == pytest.approx((both + 2 + gained) / (both + 2 + lost), rel=1e-12)
@@ -142,16 +140,13 @@ def test_a_verdict_says_the_ratio_and_what_is_shown(
     assert verdict.passed == (verdict.shown >= quality)
 
 
-def test_one_text_shows_nothing() -> None:
-    dense = np.ones((1, 500), dtype=bool)
-    assert judged(dense, dense, 0.01, ALPHA).shown == 0
-
-
-def test_nothing_right_shows_nothing() -> None:
+def test_nothing_right_and_one_text_show_nothing() -> None:
     verdict = judged(*table(0, 0, 0, 50), 0.5, ALPHA)
     assert not verdict.passed and verdict.shown == 0
     lost_all = judged(*table(0, 50, 0), 0.5, ALPHA)
     assert not lost_all.passed and lost_all.ratio == lost_all.shown == 0
+    dense = np.ones((1, 500), dtype=bool)
+    assert judged(dense, dense, 0.01, ALPHA).shown == 0
 
 
 @pytest.mark.parametrize(("wanted", "asked"), [(0.99, 12), (0.9, 1), (0.5, 96)])
@@ -188,9 +183,6 @@ def test_every_kind_of_text_has_to_keep_the_promise() -> None:
     assert judge([(0 * count,) * 3], 0.01) == Verdict(0, 0, False)
 
 
-# --- questions that fail together -------------------------------------------------------------------------------------
-
-
 def test_what_breaks_the_promise_hardly_ever_passes() -> None:
     """A part of `python -m claims promise`: 60 texts of 12, with every correlation, cause and accuracy."""
     found = errors(Grid((8, 60), (12,), losses=(0.03, 0.05, 0.1)), runs=300, again=4000, seed=1)
@@ -212,10 +204,7 @@ def test_simulated_answers_are_as_correlated_as_they_should_be(way: str) -> None
     assert right.var() / (asked * 0.9 * 0.1) == pytest.approx(1 + (asked - 1) * correlation, rel=0.05)
 
 
-# --- several candidates -------------------------------------------------------------------------------------------
-
-
-def test_a_row_goes_from_the_best_to_the_cheapest_that_may_pass() -> None:
+def test_a_row_goes_from_the_best_to_the_cheapest_that_may_pass_and_a_walk_to_the_first_failure() -> None:
     """Whom something cheaper equals is not in it, nor who is hopeless; of many the best and the cheapest are."""
     ratios = {"a": 1.0, "b": 0.99, "c": 0.99, "d": 0.98, "e": 0.5, "f": 0.97, "g": 0.96}
     costs = {"a": 9.0, "b": 8.0, "c": 7.0, "d": 7.5, "e": 1.0, "f": 6.0, "g": 5.0}
@@ -224,9 +213,6 @@ def test_a_row_goes_from_the_best_to_the_cheapest_that_may_pass() -> None:
     assert row(ratios | {"h": 0.95}, costs | {"h": 4.0}, lambda ratio: ratio > 0.9) == ["a", "f", "g", "h"]
     assert row(ratios, costs, lambda ratio: ratio > 0.98) == ["a", "c"]
     assert row(ratios, costs, lambda ratio: ratio > 1) == []
-
-
-def test_a_walk_ends_at_the_first_failure() -> None:
     dense = np.ones((100, 4), dtype=bool)
     bad = dense.copy()
     bad[:, 0] = False

@@ -54,9 +54,7 @@ def prompts(monkeypatch: pytest.MonkeyPatch) -> Counter[tuple[int, ...]]:
     return seen
 
 
-def test_every_text_is_prefilled_once(
-    folder: Path, task: Path, tmp_path: Path, prompts: Counter[tuple[int, ...]]
-) -> None:
+def test_texts_are_prefilled_once(folder: Path, task: Path, tmp_path: Path, prompts: Counter[tuple[int, ...]]) -> None:
     """Three families with two budgets each, on five texts."""
     tuning = Tuning.check(settings(folder, task, tmp_path))
     results = tuning.run(nothing)
@@ -99,9 +97,6 @@ def test_a_search_that_is_taken_up_asks_as_many_together(
     assert lines_of(tmp_path / "parts") == lines_of(tmp_path / "whole")
     assert json.loads(lines_of(tmp_path / "whole")[0])["settings"]["rows"] == 1
     assert widths_of(monkeypatch, lambda: search("fresh").run(nothing)) == {2}
-
-
-# --- memory -------------------------------------------------------------------------------------------------------
 
 
 def test_free_memory_is_the_systems_or_the_containers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

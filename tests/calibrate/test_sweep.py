@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 import torch
 
-from adapters import tiny
 from learning import StoppedError, largest_file, nothing, stop_after
 from one_line import lacking, refused, said
 from saccade.calibrate.asking import Reading
@@ -28,7 +27,6 @@ def opened(path: Path, settings: Any = SETTINGS) -> Ledger:
 
 @pytest.fixture
 def path(tmp_path: Path) -> Path:
-    """A ledger of four records."""
     where = tmp_path / "answers.jsonl"
     with opened(where) as ledger:
         for record in RECORDS:
@@ -41,12 +39,10 @@ def test_records_are_there_when_a_ledger_is_opened_again(path: Path) -> None:
     with opened(path, {**SETTINGS, "lengths": (128, 256)}) as ledger:  # JSON knows no tuples
         assert list(ledger.records.values()) == RECORDS
         assert (2, "tidal") in ledger.records and not {(2, "quest"), (7, "tidal")} & set(ledger.records)
-        assert ledger.records[3, "tidal"] == RECORDS[3]
-        assert path.read_bytes() == content
+        assert ledger.records[3, "tidal"] == RECORDS[3] and path.read_bytes() == content
         ledger.add({"n": 0, "spec": "quest"})
         assert path.read_bytes().endswith(b'{"n": 0, "spec": "quest"}\n')  # in the file already
-    assert path.read_bytes().startswith(content)
-    assert len(opened(path).records) == 5
+    assert path.read_bytes().startswith(content) and len(opened(path).records) == 5
 
 
 @pytest.mark.parametrize(("end", "left"), [(-1, 3), (-30, 3), (12, 0)])
@@ -69,8 +65,7 @@ def test_a_ledger_of_other_settings_is_refused(path: Path) -> None:
         ({"task": "kv", "rate": 0.1}, ["lengths=[128, 256]", "None"]),
     ]
     lines = ((said(OutputError, opened, path, other), (str(path), *words)) for other, words in others)
-    assert lacking(lines) == []
-    assert path.read_bytes() == content
+    assert lacking(lines) == [] and path.read_bytes() == content
 
 
 FOREIGN = {
@@ -82,21 +77,18 @@ FOREIGN = {
 }
 
 
-def test_what_is_no_ledger_is_refused_and_left_alone(tmp_path: Path) -> None:
+def test_what_is_no_ledger_or_cannot_be_written_is_refused_and_left_alone(tmp_path: Path) -> None:
     paths = {name: tmp_path / f"{name}.jsonl" for name in FOREIGN}
     for name, path in paths.items():
         path.write_bytes(FOREIGN[name])
     assert lacking((said(OutputError, opened, path, {"task": "kv"}), (str(path),)) for path in paths.values()) == []
     assert {name: path.read_bytes() for name, path in paths.items()} == FOREIGN
-
-
-def test_a_place_that_cannot_be_written_is_one_line(tmp_path: Path) -> None:
     for path in (tmp_path, tmp_path / "absent" / "answers.jsonl"):
         with refused(OutputError, "cannot be written"):
             opened(path)
 
 
-def test_a_full_disk_keeps_what_was_written(path: Path) -> None:
+def test_a_full_disk_keeps_what_was_written_and_mending_on_it_loses_nothing(path: Path) -> None:
     size = path.stat().st_size
     ledger = opened(path)
     with largest_file(size + 10):
@@ -106,9 +98,6 @@ def test_a_full_disk_keeps_what_was_written(path: Path) -> None:
         with pytest.raises(OutputError):
             ledger.close()
     assert list(opened(path).records.values()) == RECORDS
-
-
-def test_mending_on_a_full_disk_loses_nothing(path: Path) -> None:
     whole = path.read_bytes()
     path.write_bytes(whole[:-3])
     with largest_file(len(whole) // 2):
@@ -121,8 +110,6 @@ def test_mending_on_a_full_disk_loses_nothing(path: Path) -> None:
     assert list(opened(path).records.values()) == RECORDS[:-1]
 
 
-# --- sweeps -------------------------------------------------------------------------------------------------------
-
 SPECS = ["dense", "tidal:reselect=3,dense_layers=1,budget=6", "quest:page=4,dense_layers=1,budget=8"]
 
 
@@ -133,11 +120,6 @@ def made_up(seed: int) -> Problem:
 
 
 PROBLEMS = [made_up(seed) for seed in range(3)]
-
-
-@pytest.fixture(scope="module")
-def model() -> Any:
-    return tiny.fresh("llama")
 
 
 def swept(model: Any, path: Path, advance: Callable[[str], None] = nothing, **options: Any) -> Sweep:

@@ -6,7 +6,7 @@ from unittest.mock import patch
 import pytest
 
 from claims.__main__ import app
-from commands import Fails, Invoke, fails, invoker, model, tokenizer, write_model
+from commands import Fails, Invoke, fails, invoker, model, model_folder, tokenizer
 from lab import kinds
 
 __all__ = ["fails", "invoke", "model", "model_folder", "refused", "tokenizer"]
@@ -14,13 +14,7 @@ __all__ = ["fails", "invoke", "model", "model_folder", "refused", "tokenizer"]
 
 @pytest.fixture
 def invoke() -> Invoke:
-    """Run `claims`'s command line."""
     return invoker(app)
-
-
-@pytest.fixture(scope="session")
-def model_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_model(tmp_path_factory.mktemp("model"))
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -13,8 +13,6 @@ LESS = Test("right, a minus b", "right", Group("a"), Group("b"))
 
 @dataclass(frozen=True, slots=True)
 class Given:
-    """A design whose samples are known."""
-
     interval: ClassVar[str] = TEXTS
 
     samples: tuple[Sample, ...] = ()
@@ -44,5 +42,4 @@ def claim(
 
 
 def samples(arm: str, *values: float, measure: str = "right") -> list[Sample]:
-    """An arm's values, text by text."""
     return [Sample(str(number), arm, {measure: value}) for number, value in enumerate(values)]

@@ -26,7 +26,6 @@ from commands import Invoke, told
 from lab.packages import stretches
 from saccade.adapters.hf.run import sparsify
 from saccade.errors import SaccadeError
-from saccade.eval.output import whole_numbers
 from saccade.methods.policy import Policy
 from walking import among, walk
 
@@ -98,9 +97,7 @@ def close(one: torch.Tensor, other: torch.Tensor) -> None:
 
 
 @pytest.mark.parametrize("every", among([5, 40], [5]))
-def test_a_suffix_is_what_rectify_does_token_by_token(
-    logits_of: LogitsOf, model: Any, texts: list[Passage], every: int
-) -> None:
+def test_a_suffix_is_rectify_token_by_token(logits_of: LogitsOf, model: Any, texts: list[Passage], every: int) -> None:
     # Without a period it is the same every time.
     cases = cases_at(0.2, every=(every,), sparse_only=every == 5)
     seen, _ = logits_of(cases)
@@ -199,7 +196,7 @@ def test_an_interval_of_resampled_means() -> None:
     assert resampled_mean([0.25, 0.25]) == (0.25, 0.25)
 
 
-def test_passages_end_at_the_same_tokens(tokenizer: Any) -> None:
+def test_passages_end_alike_and_are_of_held_out_modules(tokenizer: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     sizes = {"count": 3, "shortest": 384, "seed": 5}
     longer = held_out_passages(tokenizer, (REFERENCE, FACTS), longest=600, **sizes)
     assert [len(passage.tokens) for passage in longer] == [601] * 6
@@ -208,18 +205,6 @@ def test_passages_end_at_the_same_tokens(tokenizer: Any) -> None:
     other = held_out_passages(tokenizer, (REFERENCE,), longest=600, **{**sizes, "seed": 6})
     assert not {passage.tokens for passage in other} & {passage.tokens for passage in longer}
 
-
-def test_what_is_asked_for_lies_in_the_shortest_passage(tokenizer: Any) -> None:
-    for passage in held_out_passages(tokenizer, (FACTS,), count=4, shortest=384, longest=900, seed=0):
-        text = tokenizer.decode(passage.tokens[-385:])
-        stated, _, asked = text.rpartition("\n\nQuestion:")
-        key = asked.partition("code of the ")[2].partition("?")[0]
-        value = asked.rpartition(" is ")[2]
-        assert f"The code of the {key} is {value}" in stated
-        assert value.strip(".").isdigit()
-
-
-def test_library_passages_are_of_held_out_modules(tokenizer: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     def sources(*, held_out: bool, characters: int) -> str:
         assert held_out
         return "def nothing():\n    return None\n" * 100
@@ -229,15 +214,20 @@ def test_library_passages_are_of_held_out_modules(tokenizer: Any, monkeypatch: p
     assert "return None" in tokenizer.decode(passage.tokens)
 
 
-def test_lists_of_numbers_are_read() -> None:
-    """Shares and whole numbers, each once; anything else is named in one line."""
+def test_what_is_asked_for_lies_in_the_shortest_passage(tokenizer: Any) -> None:
+    for passage in held_out_passages(tokenizer, (FACTS,), count=4, shortest=384, longest=900, seed=0):
+        text = tokenizer.decode(passage.tokens[-385:])
+        stated, _, asked = text.rpartition("\n\nQuestion:")
+        key = asked.partition("code of the ")[2].partition("?")[0]
+        value = asked.rpartition(" is ")[2]
+        assert f"The code of the {key} is {value}" in stated and value.strip(".").isdigit()
+
+
+def test_shares_are_read_once_each() -> None:
     assert shares("--kept", "0.2,1,0.2") == (0.2, 1.0)
-    assert whole_numbers("--every", "16, 8,16", at_least=1) == (16, 8)
     for text in ("", "0", "1.5", "-1", "nan", "²", "16,x"):
         with pytest.raises(SaccadeError, match="shares above 0"):
             shares("--kept", text)
-        with pytest.raises(SaccadeError, match="whole numbers of at least 1"):
-            whole_numbers("--every", text, at_least=1)
 
 
 SMALL = ("--lengths", "64,96", "--sources", "reference", "--passages", "2", "--sparse-only", "1", "--batch", "2")

@@ -65,7 +65,6 @@ def listed_as(file: Path, settings: Design, *tests: Test, number: str = "C0") ->
 
 @pytest.fixture
 def claimed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Claimed:
-    """Makes it the only claim, of these settings and tests."""
 
     def make(*told: Any) -> None:
         monkeypatch.setattr(discovery, "found", lambda: {"C0": listed_as(tmp_path / "c0_example.py", *told)})
@@ -116,8 +115,7 @@ def test_a_run_gives_verdict_picture_and_samples(model_folder: Path, ran: Path, 
     assert found["verdict"] == "holds" and found["n"] == 6 and "verdict: holds" in (kept.parent / "said").read_text()
     assert (found["commit"], found["draft"], found["on"]) == ("abc", False, str(model_folder))
     # Streaming attends to 64 of some 300 tokens.
-    assert -0.9 < found["tests"][0]["value"] < -0.6
-    assert 0 < found["tests"][1]["value"] <= 1
+    assert -0.9 < found["tests"][0]["value"] < -0.6 and 0 < found["tests"][1]["value"] <= 1
     assert found["environment"]["model"] == str(model_folder)
     assert ElementTree.fromstring((ran / "picture.svg").read_text()).tag.endswith("svg")
     # A header, and six texts under dense, streaming and two layers above the third.
@@ -278,9 +276,7 @@ def test_all_may_run_side_by_side(invoke: Invoke, tmp_path: Path, monkeypatch: p
     assert len(measured) > 1 and told["1"] == told["2"]
 
 
-def test_a_benchmark_s_file_is_judged(
-    invoke: Invoke, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, claimed: Claimed
-) -> None:
+def test_a_file_is_judged(invoke: Invoke, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, claimed: Claimed) -> None:
     def row(variant: str, context: int, ms: float) -> dict[str, Any]:
         times = {"ms": ms, "ms_fast": 0.9 * ms, "ms_slow": 1.1 * ms, "speedup_over_best_dense": 8 / ms}
         return {"group": "hybrid", "variant": variant, "context": context, "batch": 1, **times}
@@ -309,7 +305,6 @@ def test_a_benchmark_s_file_is_judged(
 def test_bad_input_is_one_line_before_any_work(fails: Fails, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     assert "there is no claim 'C99'; there are C0" in fails("C99")
-    assert "'quantum'" in fails("c0", "--device", "quantum")
-    assert "nonsense" in fails("nonsense")
+    assert "'quantum'" in fails("c0", "--device", "quantum") and "nonsense" in fails("nonsense")
     for given in ("--record", "--workers 2", "--model X", "--device cpu C0"):
         assert "stand behind the claim's number, or beside --all" in fails(*given.split())

@@ -25,7 +25,6 @@ PACKED = gzip.compress(b"{}")
 
 
 def known(model: Path, folder: Path, roles: str | None) -> Path:
-    """A copy of the model with a recipe beside it."""
     shutil.copytree(model, folder)
     shape = plain_subject(str(folder), "cpu", "auto").shape
     recipe = Recipe(shape, Policy.from_spec("streaming"), reselect=(3,), roles=roles, layers={"tidal": (4,)})
@@ -76,12 +75,7 @@ def test_rows_are_means_of_the_samples_in_pairs(
     assert page.whole(results)[2].count("|") == page.whole(results)[0].count("|")
 
 
-def test_a_model_without_roles_has_no_arm_of_roles(model_folder: Path, tmp_path: Path) -> None:
-    study = Study(str(known(model_folder, tmp_path / "known", None)), tmp_path / "out", "cpu")
-    assert not [arm for arm in arms_of(study, (48, 64), 256, ()) if arm.startswith("lychee_decode")]
-
-
-def test_methods_are_chosen(fails: Fails, model_folder: Path, tmp_path: Path) -> None:
+def test_arms_follow_the_recipe_and_methods_are_chosen(fails: Fails, model_folder: Path, tmp_path: Path) -> None:
     study = Study(str(known(model_folder, tmp_path / "known", ROLES)), tmp_path / "out", "cpu")
     letter = "lychee_decode:budget=48,sinks=0,window=0"
     assert letter in arms_of(study, (48,), 256, ())
@@ -92,9 +86,8 @@ def test_methods_are_chosen(fails: Fails, model_folder: Path, tmp_path: Path) ->
     without = known(model_folder, tmp_path / "without", None)
     for name, said in (("quests", "did you mean quest?"), ("lychee_decode", "which no recipe beside the model has")):
         assert said in fails("compare", "--model", without, *ASK, "--methods", name, "--output-dir", tmp_path / "out")
-
-
-def test_nobody_calibrated_is_refused(fails: Fails, model_folder: Path, tmp_path: Path) -> None:
+    study = Study(str(without), tmp_path / "out", "cpu")
+    assert not [arm for arm in arms_of(study, (48, 64), 256, ()) if arm.startswith("lychee_decode")]
     said = fails("compare", "--model", model_folder, *ASK, "--output-dir", tmp_path / "out")
     assert "nobody has calibrated tidal:budget=48" in said
 

@@ -126,9 +126,6 @@ def test_direct_gates_are_divided_by_what_half_open_ones_lose(model: Any, tmp_pa
     assert records(tmp_path / "whole")[1]["loss"] < 1e-6 * float(size.detach())
 
 
-# --- as the authors' code has it -----------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(("alpha", "beta"), [(0.2, 3.0), (5.0, 0.1), (40.0, 30.0)])
 def test_gates_are_hardkumas_whose_roles_follow_the_mean_before_stretching(alpha: float, beta: float) -> None:
     gates, logs = PublishedKuma(()), HardKuma(())

@@ -36,10 +36,7 @@ from saccade.report.drawing import as_svg
 from saccade.types import ModelShape
 from walking import walk
 
-SMALL = (
-    "--target-heads", "4", "--steps", "12", "--seeds", "1", "--lengths", "128,140", "--asked", "2", "--every", "4",
-    "--rate", "0.3", "--device", "cpu",
-)  # fmt: skip
+SMALL = "--target-heads 4 --steps 12 --seeds 1 --lengths 128,140 --asked 2 --every 4 --rate 0.3 --device cpu".split()
 FOUR = ("--variants", "letter,share,direct,code")
 MADE_UP = Choice(target_heads=4, seeds=3, steps=9, budgets=(16,))
 
@@ -60,14 +57,12 @@ def read(folder: Path) -> dict[str, Any]:
 
 @pytest.fixture(scope="module")
 def train(model_folder: Path) -> Invoke:
-    """A trial in a folder, with further options."""
     run = invoker(app)
     return lambda folder, *more: run("gates", "--model", model_folder, *SMALL, *more, "--output-dir", folder)
 
 
 @pytest.fixture(scope="module")
 def trained(train: Invoke, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A finished trial of four variants."""
     folder = tmp_path_factory.mktemp("trained")
     result = train(folder, *FOUR)
     assert result.exit_code == 0, result.output
@@ -146,9 +141,7 @@ def test_what_was_trained_before_stays_in_the_file(train: Invoke, trained: Path,
 
 
 @walk
-def test_what_was_cut_off_is_readable_and_goes_on(
-    train: Invoke, trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_is_cut_off_goes_on(train: Invoke, trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """And ends where a run did that trained others too."""
     share = ("--variants", "share")
     assert train(tmp_path, *share, "--minutes", "1e-9").exit_code == 0 and read(tmp_path)["runs"] == []
@@ -168,10 +161,7 @@ def test_what_was_cut_off_is_readable_and_goes_on(
     assert read(tmp_path)["runs"] == [run for run in read(trained)["runs"] if run["variant"] == "share"]
 
 
-def test_questions_that_need_no_text_are_left_out_of_a_file_alone(
-    train: Invoke, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """And the trial's file says so."""
+def test_what_needs_no_text_is_left_out(train: Invoke, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     left: list[Target] = []
     monkeypatch.setattr(Target, "without_known", lambda target, _: left.append(target) or target)
     (tmp_path / "task.jsonl").write_text('{"context": "Text. " , "question": "What?", "answer": "one"}')
@@ -188,9 +178,6 @@ def test_files_that_hold_no_gates_of_the_model_are_refused(fails: Fails, model_f
     assert "holds no trained gates" in fails("roles", tmp_path / "gates.json", *ask)
     (tmp_path / "gates.json").write_text(json.dumps(made_up() | {"weights": "0" * 16, "model": "other"}))
     assert "holds gates of other, another model's" in fails("roles", tmp_path / "gates.json", *ask)
-
-
-# --- the rule, and claims that follow it ---------------------------------------------------------------------------
 
 
 def made_up(**changes: tuple[int, float]) -> dict[str, Any]:
@@ -361,8 +348,7 @@ def test_roles_of_any_number_of_heads_are_asked_beside_other_policies(study: Stu
     assert {f"hardkuma {count}, seed {seed}, budget {budget}" for count in (4, 6) for seed in range(3)
             for budget in (16, 32)} < arms  # fmt: skip
     assert {"direct 4, seed 0, budget 16", "letter 6, seed 2, budget 32", *others} < arms
-    assert len(samples) == 2 * len(arms)
-    assert design.conditions(study)["file"] == "gates.json"
+    assert len(samples) == 2 * len(arms) and design.conditions(study)["file"] == "gates.json"
 
 
 def test_where_no_gates_stand_for_the_papers_what_stands_beside_has_its_figures(study: Study, tmp_path: Path) -> None:

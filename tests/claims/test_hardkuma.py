@@ -48,7 +48,6 @@ class Oracle:
 
 
 def made(log_alpha: Array, log_beta: Array, shape: tuple[int, ...] = ()) -> HardKuma:
-    """Gates with these stored parameters."""
     gates = HardKuma(shape)
     for parameter, value in zip(gates.parameters.values(), (log_alpha, log_beta), strict=True):
         parameter.data.copy_(torch.as_tensor(value))
@@ -128,7 +127,6 @@ def finite(log_alpha: Array, log_beta: Array, u: Array) -> tuple[HardKuma, Array
 
 
 def check(log_alpha: Array, log_beta: Array, u: Array) -> None:
-    """Probabilities, mean and samples against the oracle's."""
     gates, z = finite(log_alpha, log_beta, u)
     oracle = Oracle(gates)
     positive, one = (value.detach().double().numpy() for value in (p_positive(gates), p_one(gates)))
@@ -140,8 +138,7 @@ def check(log_alpha: Array, log_beta: Array, u: Array) -> None:
     assert (abs(positive - inner - one) <= width + DELTA).all()
     mean = gates.mean().numpy()
     assert ((mean >= one * (1 - DELTA) - TINY) & (mean <= one * (1 + DELTA) + inner + width + TINY)).all()
-    assert (mean <= 1).all()
-    assert ((z >= 0) & (z <= 1)).all()
+    assert (mean <= 1).all() and ((z >= 0) & (z <= 1)).all()
     low, high = oracle.bracket((z - P) / (Q - P), x_error=Z_ERROR)
     # P(s > sample) is u: s falls with it.
     assert ((u >= low - TINY) | (z == 1)).all() and ((u <= high + TINY) | (z == 0)).all()

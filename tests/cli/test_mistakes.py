@@ -1,6 +1,8 @@
-"""What a newcomer gets wrong on the command line: exit code 2 and one line with the value and the next step."""
+"""What newcomers get wrong, and bad files: exit code 2 and one line with the value and the next step, before work."""
 
+import json
 import shutil
+from collections.abc import Callable
 from functools import partial
 from importlib import import_module
 from pathlib import Path
@@ -101,23 +103,17 @@ def test_a_mistake_is_answered_in_one_line(fails: Fails, model_folder: Path, tmp
     assert command != "compare" or not (tmp_path / "out").exists()
 
 
-def test_an_empty_prompt(fails: Fails, model_folder: Path) -> None:
+def test_what_is_missing_is_said(fails: Fails, model_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     line = fails("generate", " ", "--model", model_folder)
     assert "the prompt is empty" in line and "standard input" in line
-
-
-def test_costs_of_nothing(fails: Fails) -> None:
     line = fails("policies", "--policy", "quest")
     assert "--policy" in line and "--cost" in line
-
-
-bench = import_module("saccade.cli.bench")  # whose name in the package is the command's
-
-
-def test_timing_vllm_without_vllm(fails: Fails, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(bench, "find_spec", lambda name: None)
     line = fails("bench", "serve")
     assert "vLLM is not installed" in line and '".[vllm]"' in line
+
+
+bench = import_module("saccade.cli.bench")  # whose name in the package is the command's
 
 
 @pytest.mark.parametrize(
@@ -232,13 +228,8 @@ def test_memory_that_runs_out_is_no_traceback(
     assert "Error code" not in line
 
 
-# --- what is done instead of refused --------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
-    "given",
-    [("--dtype", "fp16"), ("--budget", "1000000"), ("--policy", " tidal : reselect = 3 ")],
-    ids=" ".join,
+    "given", [("--dtype", "fp16"), ("--budget", "1000000"), ("--policy", " tidal : reselect = 3 ")], ids=" ".join
 )
 def test_what_is_plain_enough_is_done(invoke: Invoke, model_folder: Path, given: tuple[str, ...]) -> None:
     result = invoke(*COMMANDS["generate"], "--model", model_folder, "--max-new-tokens", 4, *given)
@@ -255,6 +246,74 @@ def test_a_model_without_a_chat_template_is_given_the_prompt_as_it_is(invoke: In
 def test_a_group_without_a_command_shows_its_help(invoke: Invoke) -> None:
     for group in ((), ("bench",), ("calibrate",)):
         result = invoke(*group)
-        assert result.exit_code == 0
-        assert "Commands" in result.stdout
-        assert result.stderr == ""
+        assert (result.exit_code, result.stderr) == (0, "") and "Commands" in result.stdout
+
+
+def test_bad_documents(fails: Fails, model_folder: Path, tmp_path: Path) -> None:
+    document = tmp_path / "document.txt"
+    asked = ("compare", "--model", model_folder, "--output-dir", tmp_path / "results")
+
+    def line(content: bytes) -> str:
+        document.write_bytes(content)
+        return fails(*asked, "--document", document)
+
+    refused = {
+        b" \n": "empty",
+        b"caf\xe9. And more.": "not UTF-8: byte 3",
+        b"no sentence ends here": "no sentence",
+        b"This one is too long. " * 400: "1600 positions",
+    }
+    assert lacking((line(content), (str(document), words)) for content, words in refused.items()) == []
+
+
+def broken(model_folder: Path, tmp_path: Path, damage: Callable[[Path], object]) -> Path:
+    folder = tmp_path / "broken"
+    shutil.copytree(model_folder, folder)
+    damage(folder)
+    return folder
+
+
+def truncate(folder: Path) -> None:
+    weights = folder / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-100])
+
+
+def shards(folder: Path, places: dict[str, str]) -> None:
+    (folder / "model.safetensors").rename(folder / "model-1")
+    (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": places}))
+
+
+def forget_tokenizer(folder: Path) -> None:
+    for path in folder.glob("tokenizer*"):
+        path.unlink()
+
+
+@pytest.mark.parametrize(
+    ("damage", "words"),
+    [
+        (lambda folder: (folder / "config.json").write_text("{"), "config.json"),
+        (lambda folder: (folder / "config.json").write_text('{"model_type": "nonsense"}'), "configuration"),
+        (lambda folder: (folder / "config.json").write_text('{"model_type": "t5"}'), "no plain decoder"),
+        (lambda folder: (folder / "model.safetensors").rename(folder / "pytorch_model.bin"), "model.safetensors"),
+        (truncate, "truncated"),
+        (forget_tokenizer, "tokenizer"),
+        (lambda folder: edited(folder / "tokenizer_config.json", eos_token=None), "eos_token"),
+        (lambda folder: edited(folder / "config.json", vocab_size=2047), "2047 embeddings"),
+        (lambda folder: edited(folder / "config.json", model_type="a", auto_map={"AutoConfig": "a.B"}), "custom code"),
+        (lambda folder: shards(folder, {}), "no weight_map"),
+        (lambda folder: shards(folder, {"a": "model-1", "b": "model-2"}), "model-2"),
+    ],
+)
+def test_bad_model_folders(
+    fails: Fails, model_folder: Path, tmp_path: Path, damage: Callable[[Path], object], words: str
+) -> None:
+    folder = broken(model_folder, tmp_path, damage)
+    line = fails("generate", "a prompt", "--model", folder)
+    assert str(folder) in line and words in line
+
+
+def test_weights_that_do_not_fit_the_configuration(invoke: Invoke, model_folder: Path, tmp_path: Path) -> None:
+    def deepen(folder: Path) -> None:
+        edited(folder / "config.json", num_hidden_layers=6, layer_types=["full_attention"] * 6)
+
+    assert "lack" in refusal(invoke("generate", "a prompt", "--model", broken(model_folder, tmp_path, deepen)))

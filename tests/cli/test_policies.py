@@ -28,12 +28,10 @@ def bare(model_folder: Path, tmp_path: Path) -> Path:
 
 @pytest.fixture(autouse=True)
 def no_weights(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nothing is loaded to be counted."""
     monkeypatch.setattr(ModelSource, "weights", None)
 
 
 def rows(output: str) -> dict[str, list[str]]:
-    """Cells of the table's rows by policy."""
     lines = (line.split() for line in output.splitlines())
     return {cells[0]: cells[1:] for cells in lines if cells and cells[-1].endswith("×")}
 
@@ -55,19 +53,17 @@ def test_the_table_shows_the_model_of_costs(invoke: Invoke, bare: Path, model_fo
         parts = [cost.weights, cost.kv, cost.scores, cost.index, cost.rectification]
         figures = [f"{part.total / 1e6:.3f}" if part.total else "-" for part in parts]
         assert shown[spec] == [*figures, f"{cost.total / 1e6:.3f}", f"{cost.ceiling_over_dense:.2f}×"]
-    assert f"{read:,} weights" in " ".join(result.output.split())
-    assert "MB in all" in result.output
+    assert f"{read:,} weights" in " ".join(result.output.split()) and "MB in all" in result.output
 
 
 def test_an_embedding_that_is_the_head_too_is_counted(invoke: Invoke, bare: Path) -> None:
     edited(bare / "config.json", tie_word_embeddings=True)
     read = sum(weight.numel() for weight in Qwen3ForCausalLM(Qwen3Config.from_pretrained(bare)).parameters())
     output = invoke("policies", "--cost", "--model", bare, "--policy", "dense").output
-    assert f"{read:,} weights" in output
-    assert "input embedding" not in output
+    assert f"{read:,} weights" in output and "input embedding" not in output
 
 
-def test_every_policy_is_in_the_default_list(invoke: Invoke) -> None:
+def test_the_default_list_is_every_policy_and_dense_comes_first(invoke: Invoke) -> None:
     result = invoke("policies", "--cost", "--model", "llama-3.1-8b", "--batch", 8)
     assert result.exit_code == 0, result.output
     shown = rows(result.output)
@@ -75,11 +71,7 @@ def test_every_policy_is_in_the_default_list(invoke: Invoke) -> None:
     assert shown["dense"][-1] == "1.00×"
     # 7.5 billion weights of two bytes, and 17.18 GB of cache in each of 8 rows.
     assert shown["dense"][:2] == ["15.010", "137.441"]
-    assert "every:4" in result.output
-    assert "stand-in" in result.output
-
-
-def test_dense_is_the_first_row_whatever_is_asked_for(invoke: Invoke) -> None:
+    assert "every:4" in result.output and "stand-in" in result.output
     assert list(rows(invoke("policies", "--cost", "--policy", "quest").output)) == ["dense", "quest"]
 
 
@@ -95,9 +87,8 @@ def test_weights_have_a_dtype_of_their_own_and_dtypes_two_names(invoke: Invoke) 
 def test_what_the_figures_assume_is_said(invoke: Invoke) -> None:
     asked = ("policies", "--cost", "--acceptance", 0.5, "--policy", "tidal:rule=top_p,top_p=0.9,rectify=16:verify")
     output = invoke(*asked).output
-    assert "acceptance 0.5: of 16 drafts 8 " in output
-    assert "full buffer" in output
-    assert "no reselect given" in output
+    for words in ("acceptance 0.5: of 16 drafts 8 ", "full buffer", "no reselect given"):
+        assert words in output
 
 
 def test_a_model_that_is_no_decoder(fails: Fails, bare: Path) -> None:

@@ -24,7 +24,6 @@ TIDAL, LESS_IS_MORE = "note: tidal: no layer is known", "note: less_is_more: no 
 
 @pytest.fixture
 def folder(model_folder: Path, tmp_path: Path) -> Path:
-    """A model of one's own."""
     return Path(shutil.copytree(model_folder, tmp_path / "mine", copy_function=os.link))
 
 
@@ -70,32 +69,22 @@ def test_a_recipe_of_another_model_is_refused(
     assert recipe.model.weights is not None
     (folder / "saccade.json").write_text(text.replace(recipe.model.weights, "0" * 16))
     said = fails(*command, "--model", folder, "--policy", policy)
-    assert "belongs to another model" in said
-    assert f"weights={recipe.model.weights}" in said
+    assert "belongs to another model" in said and f"weights={recipe.model.weights}" in said
     assert ("weights=0000000000000000" if policy == "auto" else "layers=36") in said
 
 
-def test_policies_lists_the_published_ones(invoke: Invoke) -> None:
+def test_published_recipes_are_listed_and_counted(invoke: Invoke) -> None:
     result = invoke("policies", "--recipes")
     assert result.exit_code == 0, result.output
-    said = result.stdout
-    assert MARK in said
-    for name in PUBLISHED:
-        assert f"recipe:{name}" in said
+    assert all(words in result.stdout for words in (MARK, *(f"recipe:{name}" for name in PUBLISHED)))
     for option in (["--cost"], ["--model", "qwen3-8b"]):
         assert option[0] in refusal(invoke("policies", "--recipes", *option))
-
-
-def test_costs_of_a_published_recipe(invoke: Invoke) -> None:
     result = invoke("policies", "--cost", "--model", "qwen3-8b", "--policy", "auto")
     assert result.exit_code == 0, result.output
-    assert note("qwen3-8b") in result.stdout
-    assert "reselect=12" in result.stdout
+    assert note("qwen3-8b") in result.stdout and "reselect=12" in result.stdout
 
 
-def test_a_benchmark_takes_the_recipe_of_its_shape(
-    folder: Path, recipe: Recipe, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_benchmark_takes_its_shapes_recipe(folder: Path, recipe: Recipe, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its weights are random, so that sizes decide; they are not made here, whatever room there is."""
     monkeypatch.setattr(subject, "free_memory", lambda _: None)
     text = recipe.to_json()

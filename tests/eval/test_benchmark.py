@@ -10,7 +10,7 @@ import pytest
 from pyarrow.parquet import write_table
 
 from harness.conftest import few_words
-from one_line import refused
+from one_line import lacking, refused, said
 from saccade.errors import DocumentError, SaccadeError
 from saccade.eval.benchmark import benchmark_row, framed, is_benchmark, read_rows
 from saccade.eval.context import benchmark_contexts
@@ -53,16 +53,19 @@ def test_ruler_has_each_task_in_turn_and_what_is_asked_stands_in_the_text(tokeni
         contexts(tokenizer, Path("ruler"), length=2047)
 
 
-def test_both_kinds_of_file_are_read_alike(tokenizer: Any, tmp_path: Path) -> None:
+def test_both_kinds_of_file_are_read_alike_as_people_have_them(tokenizer: Any, tmp_path: Path) -> None:
+    """With columns that nobody reads, a single answer as text, and a prefix that is empty, too."""
     lines, table = json_lines(tmp_path / "rows.jsonl", ROWS), parquet(tmp_path / "rows.parquet", ROWS)
     assert [row for _, row in read_rows(lines)] == [row for _, row in read_rows(table)] == ROWS
     assert contexts(tokenizer, lines) == contexts(tokenizer, table)
+    row = {**ROW, "answer": "4711", "answer_prefix": "", "length": 9, "all_classes": None, "_id": "x"}
+    (context,), _ = contexts(tokenizer, parquet(tmp_path / "rows.parquet", [row]))
+    assert context.questions[0].score(" 4711") == 1
 
 
 def test_rows_of_one_context_are_asked_together(tokenizer: Any, tmp_path: Path) -> None:
     (first, second), count = contexts(tokenizer, json_lines(tmp_path / "rows.jsonl", ROWS))
-    assert count == 3
-    assert tokenizer.decode(first.tokens).endswith(ROW["context"])
+    assert count == 3 and tokenizer.decode(first.tokens).endswith(ROW["context"])
     assert [question.asked for question in first.questions] == ["What is the magic number?", "And?"]
     told = [tokenizer.decode(question.tokens) for question in first.questions]
     assert told == ["What is the magic number?\n The magic number is", "And?\n The magic number is"]
@@ -83,9 +86,8 @@ def test_a_chat_template_stands_around_context_and_question(tokenizer: Any) -> N
     assert framed(tokenizer, "text") == ("text", "\n", False)
 
 
-@pytest.mark.parametrize(
-    ("changed", "said"),
-    [
+def test_a_bad_row_is_named(tmp_path: Path) -> None:
+    bad: list[tuple[dict[str, Any], str]] = [
         ({"context": None}, "context=None is no text"),
         ({"context": " "}, "context is empty"),
         ({"question": "", "answer_prefix": " "}, "question and answer_prefix are both empty"),
@@ -99,12 +101,13 @@ def test_a_chat_template_stands_around_context_and_question(tokenizer: Any) -> N
         ({"max_new_tokens": True}, "max_new_tokens=True is not valid"),
         ({"task": "lsht"}, "no metric is known of task 'lsht'"),
         ({"metric": "bleu"}, "unknown metric 'bleu'; valid: string_match_all"),
-    ],
-)
-def test_a_bad_row_is_named(tmp_path: Path, changed: dict[str, Any], said: str) -> None:
-    path = json_lines(tmp_path / "rows.jsonl", [ROW, {**ROW, **changed}])
-    with refused(DocumentError, re.escape(f"task file {str(path)!r}, line 2"), said):
-        _ = [benchmark_row(*row) for row in read_rows(path)]
+    ]
+    path, lines = tmp_path / "rows.jsonl", []
+    for changed, words in bad:
+        rows = read_rows(json_lines(path, [ROW, {**ROW, **changed}]))
+        line = said(DocumentError, lambda rows=rows: [benchmark_row(*row) for row in rows])
+        lines.append((line, (f"task file {str(path)!r}, line 2", words)))
+    assert lacking(lines) == []
 
 
 @pytest.mark.parametrize("column", ["context", "max_new_tokens"])
@@ -126,33 +129,26 @@ def test_a_metric_on_the_command_line_goes_first(tmp_path: Path) -> None:
         benchmark_row(*row, "bleu")
 
 
-@pytest.mark.parametrize(
-    ("content", "said"),
-    [
-        (None, "cannot be read: No such file or directory"),
-        (b"PAR1 and nothing else of it PAR1", "is not Parquet|cannot be read"),
-    ],
-)
-def test_a_file_that_is_no_parquet_is_named(tmp_path: Path, content: bytes | None, said: str) -> None:
+def test_a_file_that_is_no_parquet_is_named(tmp_path: Path) -> None:
     path = tmp_path / "rows.parquet"
-    if content is not None:
-        path.write_bytes(content)
-    with refused(DocumentError, f"^task file {re.escape(repr(str(path)))}.*({said})"):
+    with refused(DocumentError, f"^task file {re.escape(repr(str(path)))}.*cannot be read: No such file or directory"):
+        read_rows(path)
+    path.write_bytes(b"PAR1 and nothing else of it PAR1")
+    with refused(DocumentError, f"^task file {re.escape(repr(str(path)))}.*(is not Parquet|cannot be read)"):
         read_rows(path)
 
 
-def test_parquet_without_its_package_says_what_to_install(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr("saccade.eval.benchmark.find_spec", lambda name: None)
-    with pytest.raises(SaccadeError, match=r'needs pyarrow to be read: pip install "\.\[benchmarks\]"'):
-        read_rows(parquet(tmp_path / "rows.parquet", ROWS))
-
-
-def test_an_empty_file_and_another_kind_are_named(tokenizer: Any, tmp_path: Path) -> None:
+def test_a_file_without_rows_or_of_another_kind_is_named_or_says_what_to_install(
+    tokenizer: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     with pytest.raises(DocumentError, match=r"has no row$"):
         read_rows(parquet(tmp_path / "rows.parquet", [ROW]) and json_lines(tmp_path / "rows.jsonl", []))
     own = json_lines(tmp_path / "own.jsonl", [{"context": "a", "question": "b", "answer": "c"}])
     with pytest.raises(DocumentError, match="line 1 has neither answer_prefix nor max_new_tokens"):
         contexts(tokenizer, own)
+    monkeypatch.setattr("saccade.eval.benchmark.find_spec", lambda name: None)
+    with pytest.raises(SaccadeError, match=r'needs pyarrow to be read: pip install "\.\[benchmarks\]"'):
+        read_rows(parquet(tmp_path / "rows.parquet", ROWS))
 
 
 def test_a_row_longer_than_the_model_is_named(tokenizer: Any, tmp_path: Path) -> None:
@@ -160,10 +156,3 @@ def test_a_row_longer_than_the_model_is_named(tokenizer: Any, tmp_path: Path) ->
     with pytest.raises(DocumentError, match=r"line 2: \d+ tokens with its answer; the model has 2048 positions"):
         contexts(tokenizer, path, positions=2048)
     assert contexts(tokenizer, path, positions=2048, limit=1)[1] == 2
-
-
-def test_files_of_the_harness_are_taken_as_people_have_them(tokenizer: Any, tmp_path: Path) -> None:
-    """Columns that nobody reads, a single answer as text, and a prefix that is empty."""
-    row = {**ROW, "answer": "4711", "answer_prefix": "", "length": 9, "all_classes": None, "_id": "x"}
-    (context,), _ = contexts(tokenizer, parquet(tmp_path / "rows.parquet", [row]))
-    assert context.questions[0].score(" 4711") == 1

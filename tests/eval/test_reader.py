@@ -77,29 +77,3 @@ def test_tokens_of_a_rectified_policy_go_together_as_far_as_generation_would_let
         at_once = reader.feed(tokens)
     torch.testing.assert_close(alone, logits, atol=1e-3, rtol=1e-4)
     assert (at_once - alone).abs().max() > 1e-2, "otherwise this would prove nothing"
-
-
-def test_timing_takes_one_step_per_token(model: Any, context: Context, reader: Reader) -> None:
-    with saccade.sparsify(model, "dense") as run:
-        seconds = list(reader.timed(context.questions[0].tokens))
-        assert run.stats().steps == len(seconds) == len(context.questions[0].tokens)
-    assert all(second > 0 for second in seconds)
-    assert reader.decoded == len(seconds)
-
-
-@pytest.mark.parametrize(
-    ("text", "answer"),
-    [
-        (" 1234.\n\nQuestion", "1234."),
-        (" 1234\n\nQuestion", "1234"),
-        ("\n 1234. And more", "1234."),
-        (" 1234<|endoftext|> And more", "1234"),
-        (" word" * 40, "word"),
-    ],
-)
-def test_answers_end_where_they_should(tokenizer: Any, context: Context, text: str, answer: str) -> None:
-    ids = tokenizer(text, add_special_tokens=False)["input_ids"]
-    heard = (context.questions[0].heard(tokenizer, ids[: number + 1]) for number in range(len(ids)))
-    said = next(said for said, ended in heard if ended)
-    assert said.startswith(answer)
-    assert len(said) < len(text.strip()) - 3

@@ -10,6 +10,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from one_line import lacking, said
 from saccade.errors import PolicyError
 from saccade.eval.entry import terms_of
 from saccade.methods.policy import Policy
@@ -264,9 +265,7 @@ def test_rules_know_the_size_of_their_sets(rule: Rule, unit: int) -> None:
         ("resa:ratio=0.0625,rectify=31", (0, 16), 0, (1 / 16 + 1 / 16) * 31 / 32 + 1 / 32),
     ],
 )
-def test_on_which_terms_policies_are_compared(
-    spec: str, frame: tuple[int, int] | None, dense_layers: int, read: float
-) -> None:
+def test_terms_of_a_comparison(spec: str, frame: tuple[int, int] | None, dense_layers: int, read: float) -> None:
     terms = terms_of(Policy.from_spec(spec), ModelShape(32, 32, 8, 128), 65_536)
     assert terms["frame"] == frame and terms["dense_layers"] == dense_layers
     # Upkeep reads some pages more.
@@ -281,24 +280,18 @@ def test_the_window_knows_its_size() -> None:
         assert selector.size(length) == int(selector.select(torch.zeros(1, 1, 2), kv, None, None, 1.0).counts.max())
 
 
-def test_sets_that_the_data_decide_about_are_counted_as_full_and_said_to_be() -> None:
+def test_sets_are_counted_as_full_and_their_scores_token_by_token() -> None:
     fixed, open_ended = llama("tidal:budget=2048", 1), llama("tidal:rule=top_p,top_p=0.9,budget=2048", 1)
-    assert open_ended.kv == fixed.kv
-    assert any("full buffer" in note for note in open_ended.notes)
+    assert open_ended.kv == fixed.kv and any("full buffer" in note for note in open_ended.notes)
     assert fixed.notes == ()
-
-
-def test_blocks_of_exact_scores_still_store_every_tokens_score() -> None:
     tokens, blocks = (llama(f"lychee_decode:budget=2048,roles=every:4,page={page}", 1) for page in (1, 64))
-    assert blocks.scores == tokens.scores
-    assert blocks.kv == tokens.kv
+    assert blocks.scores == tokens.scores and blocks.kv == tokens.kv
 
 
 @pytest.mark.parametrize("spec", ["quest", "streaming", "resa"])
 def test_a_budget_that_holds_everything_is_dense_attention(spec: str) -> None:
     cost, dense = (llama(one, 3, weight_bytes=1e9, context=200) for one in (spec, "dense"))
-    assert replace(cost, notes=()) == dense
-    assert "201 tokens" in cost.notes[0]
+    assert replace(cost, notes=()) == dense and "201 tokens" in cost.notes[0]
 
 
 def test_verification_costs_weights_too_and_says_what_it_assumes() -> None:
@@ -313,9 +306,10 @@ def test_verification_costs_weights_too_and_says_what_it_assumes() -> None:
     assert "acceptance 0.5: of 16 drafts 8 " in at(0.5).notes[0]
 
 
-@pytest.mark.parametrize(
-    ("changed", "words"),
-    [
+def test_bad_values() -> None:
+    plan = Policy.from_spec("tidal").plan(LLAMA)
+    usual: dict[str, Any] = {"shape": LLAMA, "context": 1000, "batch": 1, "kv_itemsize": 2, "weight_bytes": 1.0}
+    refused: list[tuple[dict[str, Any], tuple[str, ...]]] = [
         ({"context": -1}, ("context=-1", "at least 0")),
         ({"batch": 0}, ("batch=0", "at least 1")),
         ({"batch": True}, ("batch=True", "whole number")),
@@ -326,12 +320,6 @@ def test_verification_costs_weights_too_and_says_what_it_assumes() -> None:
         ({"acceptance": 1.01}, ("acceptance=1.01", "0 to 1")),
         ({"shape": replace(LLAMA, layers=31)}, ("32 layers", "31")),
         ({"shape": replace(LLAMA, kv_heads=4)}, ("8 KV heads", "of 4")),
-    ],
-    ids=str,
-)
-def test_bad_values(changed: dict[str, object], words: tuple[str, ...]) -> None:
-    plan = Policy.from_spec("tidal").plan(LLAMA)
-    settings: dict[str, object] = {"shape": LLAMA, "context": 1000, "batch": 1, "kv_itemsize": 2, "weight_bytes": 1.0}
-    with pytest.raises(PolicyError) as error:
-        cost_of(plan, None, **{**settings, **changed})  # type: ignore[arg-type]
-    assert all(word in str(error.value) for word in words)
+    ]
+    lines = ((said(PolicyError, cost_of, plan, None, **{**usual, **changed}), words) for changed, words in refused)
+    assert lacking(lines) == []

@@ -33,8 +33,7 @@ def test_pieces_break_where_a_dense_pass_begins_and_ends(every: int | None, deco
 
 
 def test_a_call_of_several_tokens_is_due_before_it_goes_beyond_the_period() -> None:
-    assert not Phase(4).due(2, 2)
-    assert Phase(4).due(2, 3)
+    assert not Phase(4).due(2, 2) and Phase(4).due(2, 3)
     assert not Phase(None).due(10**6, 10**6)
 
 
@@ -42,9 +41,7 @@ STEPS = st.lists(st.tuples(st.sampled_from(["token", "token", "turn", "beside", 
 
 
 @given(st.integers(1, 5), st.integers(0, 30), st.integers(1, 12), STEPS)
-def test_nothing_below_the_boundary_is_inexact(
-    every: int, covered: int, prompt: int, steps: list[tuple[str, int]]
-) -> None:
+def test_all_below_the_boundary_is_exact(every: int, covered: int, prompt: int, steps: list[tuple[str, int]]) -> None:
     """Slot by slot: exact is what a step wrote whose row saw all tokens, all of them exact."""
     phase, exact = Phase(every), [True] * prompt
     clean = Clean(phase).taken_back(0).after(0, prompt, dense=True)

@@ -14,6 +14,7 @@ from transformers import AutoModelForCausalLM, Gemma3nTextConfig, GPT2Config, Ll
 import saccade
 from adapters import tiny
 from methods.refusing import check_line
+from one_line import said
 from saccade import Recipe
 from saccade.checkpoints import hub as files
 from saccade.checkpoints.bundled import model_path
@@ -52,13 +53,9 @@ def loaded(folder: Path, dtype: torch.dtype = torch.float32) -> PreTrainedModel:
     return AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, attn_implementation="sdpa").eval()
 
 
-# --- on loaded models ---------------------------------------------------------------------------------------------
-
-
 def test_auto_takes_the_recipe_beside_the_model(saved: Saved) -> None:
     with saccade.sparsify(loaded(saved(POLICY), torch.bfloat16), "auto") as run:
-        assert run.policy == POLICY
-        assert run.notes == ()
+        assert run.policy == POLICY and run.notes == ()
 
 
 def test_auto_without_a_recipe_says_where_it_looked(saved: Saved) -> None:
@@ -70,9 +67,6 @@ def test_auto_without_a_recipe_says_where_it_looked(saved: Saved) -> None:
         (model.name_or_path, "no saccade.json beside it", "saccade policies --recipes", "calibrate layers --mo"),
     )
     saccade.sparsify(model, POLICY).restore()
-
-
-def test_auto_for_a_model_that_came_from_nowhere() -> None:
     with pytest.raises(saccade.PolicyError, match="no recipe for model without a name"):
         saccade.sparsify(tiny.llama(), "auto")
 
@@ -99,8 +93,7 @@ def test_a_recipe_of_other_weights_is_refused(saved: Saved, beside_it: bool) -> 
         saccade.sparsify(model, "auto" if beside_it else path)
     own, theirs = fingerprint(shape_of_model(model)), fingerprint(Recipe.read(path).model)
     assert str(error.value) == f"recipe {path} belongs to another model: it is for {theirs}, this one is {own}"
-    assert own != theirs
-    assert vars(model) == before
+    assert own != theirs and vars(model) == before
 
 
 def test_a_published_recipe_says_what_it_is(saved: Saved) -> None:
@@ -118,41 +111,30 @@ def test_a_published_recipe_says_what_it_is(saved: Saved) -> None:
     for name, written in (("meta-llama/Llama-3.1-8B", "auto"), ("", "recipe:llama-3.1-8b")):
         deep.name_or_path = name
         with saccade.sparsify(deep, written) as run:
-            assert run.policy == one.policy
-            assert run.notes == (note("llama-3.1-8b"),)
+            assert run.policy == one.policy and run.notes == (note("llama-3.1-8b"),)
 
 
-# --- from configurations ------------------------------------------------------------------------------------------
-
-
-def test_the_file_beside_the_model_comes_before_the_paper(tmp_path: Path) -> None:
+def test_the_file_beside_the_model_comes_before_the_paper_and_specs_are_still_specs(tmp_path: Path) -> None:
     folder, one = tmp_path / "Qwen3-8B", published("qwen3-8b")
     folder.mkdir()
     assert resolve("auto", str(folder), lambda: one.model) == Chosen(one.policy, (note("qwen3-8b"),))
     Recipe(one.model, POLICY).write(folder / "saccade.json")
     assert resolve("auto", str(folder), lambda: one.model) == Chosen(POLICY)
-
-
-def test_specs_are_still_specs(tmp_path: Path) -> None:
     for spec in ("quest:budget=64", "lychee_decode:roles=roles.json", f"composed:roles={tmp_path}/a.json"):
         assert resolve(spec, "", unasked) == Chosen(saccade.Policy.from_spec(spec))
     assert resolve(POLICY, "", unasked) == Chosen(POLICY)
 
 
-@pytest.mark.parametrize(
-    ("written", "words"),
-    [
-        (3, "policy=3 is neither a Policy, a spec string nor the path of a recipe"),
-        ("absent.json", "recipe absent.json cannot be read: No such file"),
-        (Path("absent"), "recipe absent cannot be read: No such file"),
-        ("recipe:", "unknown recipe recipe:; published are llama-3-8b"),
-        ("tidal.jsn", "unknown policy 'tidal.jsn'"),
-    ],
-)
-def test_what_stands_for_no_policy(written: object, words: str) -> None:
-    with pytest.raises(saccade.PolicyError) as error:
-        resolve(written, "", unasked)
-    assert str(error.value).startswith(words) and "\n" not in str(error.value)
+def test_what_stands_for_no_policy() -> None:
+    refused: dict[Any, str] = {
+        3: "policy=3 is neither a Policy, a spec string nor the path of a recipe",
+        "absent.json": "recipe absent.json cannot be read: No such file",
+        Path("absent"): "recipe absent cannot be read: No such file",
+        "recipe:": "unknown recipe recipe:; published are llama-3-8b",
+        "tidal.jsn": "unknown policy 'tidal.jsn'",
+    }
+    told = {written: said(saccade.PolicyError, resolve, written, "", unasked) for written in refused}
+    assert [line for written, line in told.items() if not line.startswith(refused[written]) or "\n" in line] == []
 
 
 def test_nobody_asked_for_a_policy(saved: Saved) -> None:
@@ -166,10 +148,12 @@ def test_nobody_asked_for_a_policy(saved: Saved) -> None:
         default(str(with_one), lambda: other)
 
 
-# --- hub ids ------------------------------------------------------------------------------------------------------
-
-
-def test_a_hub_model_has_its_recipe_beside_it(saved: Saved, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_hub_model_has_its_recipe_beside_it_if_there_is_a_network(
+    saved: Saved, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert os.environ["HF_HUB_OFFLINE"] == "1" and beside("somebody/model", unasked) is None
+    assert stored_hash("somebody/model") is None
+    assert files.find("no hub id", "saccade.json", download=True) is None
     folder = saved(POLICY)
     asked: list[tuple[str, str, bool]] = []
 
@@ -189,20 +173,8 @@ def test_a_hub_model_has_its_recipe_beside_it(saved: Saved, monkeypatch: pytest.
     assert beside("somebody/model", source.decoder) is None
 
 
-def test_no_network_means_no_recipe() -> None:
-    assert os.environ["HF_HUB_OFFLINE"] == "1"
-    assert beside("somebody/model", unasked) is None
-    assert stored_hash("somebody/model") is None
-    assert files.find("no hub id", "saccade.json", download=True) is None
-
-
-# --- the hash of files --------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
-    ("options", "dtype"),
-    [({}, torch.bfloat16), ({"max_shard_size": "5KB"}, torch.float32)],
-    ids=["one file", "shards"],
+    ("options", "dtype"), [({}, torch.bfloat16), ({"max_shard_size": "5KB"}, torch.float32)], ids=["one file", "shards"]
 )
 def test_files_have_the_hash_of_the_loaded_model(saved: Saved, options: dict[str, str], dtype: torch.dtype) -> None:
     folder = saved(**options)
@@ -240,9 +212,6 @@ def test_files_that_tell_nothing(saved: Saved, tmp_path: Path) -> None:
         assert stored_hash(str(folder)) is None
 
 
-# --- the bundled model's ------------------------------------------------------------------------------------------
-
-
 def test_a_configuration_may_call_its_widths_otherwise() -> None:
     """What stands under the usual name or its alias is known, as one number, and else nothing."""
     known = [widths(config()) for config in (LlamaConfig, GPT2Config, Gemma3nTextConfig)]
@@ -251,6 +220,5 @@ def test_a_configuration_may_call_its_widths_otherwise() -> None:
 
 def test_the_bundled_recipe_is_that_of_the_bundled_weights() -> None:
     recipe = Recipe.read(model_path() / "saccade.json")
-    assert recipe.model == ModelSource.locate(None).decoder()
-    assert recipe.model.weights is not None
+    assert recipe.model == ModelSource.locate(None).decoder() and recipe.model.weights is not None
     assert recipe.reselect is not None

@@ -48,8 +48,7 @@ def test_names_that_would_be_the_same_are_numbered() -> None:
 def test_labels_are_short_and_no_two_alike(tails: list[str], kv_heads: int) -> None:
     specs = [f"tidal:reselect=3,{tail}" for tail in tails]
     found = labels(specs, kv_heads, layers=2)
-    assert set(found) == set(specs)
-    assert len(set(found.values())) == len(found)
+    assert set(found) == set(specs) and len(set(found.values())) == len(found)
     assert all(0 < len(label) <= LONGEST for label in found.values())
 
 

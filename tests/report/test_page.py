@@ -66,25 +66,19 @@ def figures_of(page: str) -> list[str]:
 
 
 def fetched(page: str) -> list[str]:
-    """Whatever a browser would look for outside of the page."""
-    places = re.findall(r"""(?:src|href|srcset|action|data)\s*=\s*["']([^"']*)""", page) + re.findall(
-        r"url\(([^)]*)", page
-    )
-    return [place for place in places if not place.startswith(("#", "data:"))] + re.findall(
-        "http|@import|<script", page
-    )
+    places = re.findall(r"""(?:src|href|srcset|action|data)\s*=\s*["']([^"']*)""", page)
+    outside = [one for one in places + re.findall(r"url\(([^)]*)", page) if not one.startswith(("#", "data:"))]
+    return outside + re.findall("http|@import|<script", page)
 
 
 def test_the_page_fetches_nothing_and_escapes_what_models_say(page: str) -> None:
     assert fetched(page) == []
     assert fetched('<img src="a.png"><a href="#b"><style>url(c) @import') == ["a.png", "c", "@import"]
-    assert "&lt;script&gt;" in page
-    assert "a &lt;document&gt;" in page
-    assert "47/48" in page
-    assert "a note" in page
+    assert all(words in page for words in ("&lt;script&gt;", "a &lt;document&gt;", "47/48", "a note"))
 
 
-def test_figures_are_whole_and_no_two_share_an_id(page: str) -> None:
+def test_figures_are_whole_share_no_id_and_take_the_papers_colours(page: str) -> None:
+    """Dark mode changes variables of the page; a colour that is written out would stay as it is."""
     figures = figures_of(page)
     # Right answers, times, two recalls, what gazes' colours mean, and a gaze for every policy that looked.
     assert len(figures) == 5 + 2
@@ -93,14 +87,9 @@ def test_figures_are_whole_and_no_two_share_an_id(page: str) -> None:
         whole = figure.replace("<svg", '<svg xmlns:xlink="http://www.w3.org/1999/xlink"', 1)
         assert ElementTree.fromstring(whole).tag == "svg"
     of_figures = [set(re.findall(r'\bid="([^"]*)"', figure)) for figure in figures]
-    assert all(of_figures)
-    assert sum(map(len, of_figures)) == len(set().union(*of_figures))
+    assert all(of_figures) and sum(map(len, of_figures)) == len(set().union(*of_figures))
     for figure, own in zip(figures, of_figures, strict=True):
         assert {place.strip("#)") for place in re.findall(r'#[\w-]+(?=[")])', figure)} <= own
-
-
-def test_pictures_take_the_papers_colours(page: str) -> None:
-    """Dark mode changes variables of the page; a colour that is written out would stay as it is."""
     light, dark = (
         dict(re.findall(r"--(\w+): (#\w{6});", part)) for part in page.split("prefers-color-scheme: dark")[:2]
     )
@@ -113,7 +102,6 @@ def test_pictures_take_the_papers_colours(page: str) -> None:
 
 
 def contrast(*colors: str) -> float:
-    """WCAG 2's ratio of luminances."""
 
     def luminance(color: str) -> float:
         parts = [int(color[place : place + 2], 16) / 255 for place in (1, 3, 5)]
@@ -124,19 +112,20 @@ def contrast(*colors: str) -> float:
     return (high + 0.05) / (low + 0.05)
 
 
-@pytest.mark.parametrize("paper", [0, 1], ids=["light", "dark"])
-def test_letters_and_marks_are_read_on_either_paper(paper: int) -> None:
+def test_every_method_has_its_own_mark_that_is_read_on_either_paper() -> None:
     """WCAG 2 wants 4.5 for text and 3 for graphics; two marks of the Okabe-Ito set are fainter on white, by design."""
-    on = SHADES["paper"][paper]
     assert contrast("#000000", "#ffffff") == 21
-    assert all(contrast(SHADES[name][paper], on) >= 4.5 for name in ("ink", "muted"))
-    shown = {color: color for color in (mark["color"] for mark in marks(map(str, range(8))).values())}
-    shown |= {shades[0]: shades[paper] for shades in SHADES.values() if shades[0] in shown}
-    faint = {color for color, drawn in shown.items() if contrast(drawn, on) < 3}
-    assert faint == ({"#e69f00", "#56b4e9"} if paper == 0 else set())
+    for paper, wanted in ((0, {"#e69f00", "#56b4e9"}), (1, set[str]())):
+        on = SHADES["paper"][paper]
+        assert all(contrast(SHADES[name][paper], on) >= 4.5 for name in ("ink", "muted"))
+        shown = {color: color for color in (mark["color"] for mark in marks(map(str, range(8))).values())}
+        shown |= {shades[0]: shades[paper] for shades in SHADES.values() if shades[0] in shown}
+        assert {color for color, drawn in shown.items() if contrast(drawn, on) < 3} == wanted
+    drawn = marks([str(number) for number in range(88)])
+    assert len({tuple(mark.values()) for mark in drawn.values()}) == 89
 
 
-def test_what_decides_comes_first_and_recall_is_named_for_what_it_is(page: str) -> None:
+def test_what_decides_comes_first_and_what_there_is_is_told(page: str) -> None:
     decides = ["policy", "budget", "right", "95% interval", "speed vs dense", "ms per token", "share of cache"]
     recalls = [f"{kind} recall of heads with a set" for kind in ("attention", "token")]
     headers = re.findall(r"<th>([^<]*)</th>", page.split("</thead>")[0])
@@ -144,6 +133,11 @@ def test_what_decides_comes_first_and_recall_is_named_for_what_it_is(page: str) 
     # What a narrow window hides is drawn below.
     assert "results first-7" in page
     assert all(f">{name}, by layer<" in figures_of(page)[2 + n] for n, name in enumerate(recalls))
+    assert "keep beside the cache" not in page and "buffer holds" not in page
+    indexed = row("quest", 64, index_bytes=3 * 2**19, build_seconds=0.25, overflow=0.125)
+    page = comparison_page(results(row("dense", None), indexed), [], [])
+    assert "quest at 64: 1.50 MiB in 250 ms." in page
+    assert "quest</span> at 64: 12.5% of the sets wanted more" in " ".join(page.split())
 
 
 def test_names_are_short_and_the_whole_spec_is_said_on_hover() -> None:
@@ -169,31 +163,17 @@ def test_the_heat_map_is_drawn_from_the_record(monkeypatch: pytest.MonkeyPatch) 
     expected = [[nan, 0.1234, 0.9], [nan, nan, 0.5], [nan, 0.25, 0.25]]
     numpy.testing.assert_array_equal(image.get_array().filled(nan), expected)
     # An honest scale: from nothing to all, whatever was measured, and said so.
-    assert image.get_clim() == (0, 1)
-    assert bar.get_xlim() == (0, 1)
+    assert image.get_clim() == (0, 1) and bar.get_xlim() == (0, 1)
     assert [label.get_text() for label in axes.get_yticklabels()] == ["tidal   64", "256", "quest   64"]
     said = {text.get_text(): text.get_position() for text in axes.texts}
     assert said["12"] == (1, 0) and said["90"] == (2, 0)
     assert [said[mean][1] for mean in ("25%", "50%")] == [2, 1]
     figures_module.recalls(rows[:1], "recall")
     assert not drawn[1].axes[0].get_images()
-
-
-def test_many_layers_have_colours_without_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
-    drawn = kept_figures(figures_module, monkeypatch)
     for layers, numbers in ((24, 24), (80, 0)):
         deep = row("quest", 64, recall_per_layer=[0.5] * layers, recall=0.25)
         figures_module.recalls(labelled(results(deep)), "recall")
         assert sum(text.get_text() == "50" for text in drawn[-1].axes[0].texts) == numbers
-
-
-def test_the_page_tells_of_indexes_and_overflows_where_there_are_any(page: str) -> None:
-    assert "keep beside the cache" not in page
-    assert "buffer holds" not in page
-    indexed = row("quest", 64, index_bytes=3 * 2**19, build_seconds=0.25, overflow=0.125)
-    page = comparison_page(results(row("dense", None), indexed), [], [])
-    assert "quest at 64: 1.50 MiB in 250 ms." in page
-    assert "quest</span> at 64: 12.5% of the sets wanted more" in " ".join(page.split())
 
 
 def test_a_page_is_made_again_from_what_the_folder_holds(tmp_path: Path, page: str) -> None:
@@ -202,11 +182,6 @@ def test_a_page_is_made_again_from_what_the_folder_holds(tmp_path: Path, page: s
     (tmp_path / "results.json").write_text(json.dumps(FULL))
     assert comparison_report(tmp_path) == tmp_path / "report.html"
     assert (tmp_path / "report.html").read_text() == page
-
-
-def test_every_method_has_its_own_mark() -> None:
-    drawn = marks([str(number) for number in range(88)])
-    assert len({tuple(mark.values()) for mark in drawn.values()}) == 89
 
 
 UNKNOWN = {**dict.fromkeys(("recall", "token_recall")), "recall_per_layer": [], "token_recall_per_layer": []}
@@ -223,8 +198,7 @@ UNKNOWN = {**dict.fromkeys(("recall", "token_recall")), "recall_per_layer": [], 
 )
 def test_partial_results_have_a_page_too(rows: tuple[dict[str, Any], ...]) -> None:
     page = comparison_page(results(*rows, complete=False), [], [])
-    assert "interrupted" in page
-    assert len(figures_of(page)) == 4
+    assert "interrupted" in page and len(figures_of(page)) == 4
 
 
 def compared(rows: dict[str, Any], width: int, **options: Any) -> list[str]:
@@ -291,5 +265,4 @@ def test_the_table_writes_what_is_missing_as_a_dash() -> None:
     lines = compared(results(row("dense", None), unknown, complete=False), 140)
     (line,) = [line for line in lines if "tidal" in line]
     assert line.split() == ["tidal", "64", "0/0", "-", "-", "-", "-", "-", "-"]
-    assert any("a note" in line for line in lines)
-    assert "(interrupted)" in " ".join(lines[:2])
+    assert any("a note" in line for line in lines) and "(interrupted)" in " ".join(lines[:2])

@@ -14,11 +14,11 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenize
 from saccade.eval.facts import ADJECTIVES, NOUNS
 from testbed import model_path
 from testbed.muon import orthogonalise
-from testbed.network import Network, Sight, attend, model_config
+from testbed.network import Sight, attend, model_config
 from testbed.probe import FIRST_SEED, ask, fact_context
 from testbed.recipe import RECIPE, Batch, Stage
 from testbed.tasks import TaskMaker
-from testbed.train import Trainer, checkpoints, export, make_batch, make_batches, run, stage_at
+from testbed.train import Trainer, checkpoints, make_batch, make_batches, run, stage_at
 
 STAGE = Stage("tiny", 2, (Batch(2, 64, 1.0),), RECIPE[0].tasks, (0.02, 0.01), (0.01, 0.001), 0.1, 16, 256, 0.15, 0.3)
 TINY = (STAGE, replace(STAGE, name="tinier", steps=1, span=0))
@@ -44,8 +44,7 @@ def tiny_trainer(maker: TaskMaker) -> Trainer:
 
 def test_the_model_loads_and_is_small() -> None:
     model = AutoModelForCausalLM.from_pretrained(model_path(), dtype="auto")
-    assert isinstance(model, Qwen3ForCausalLM)
-    assert model.config.max_position_embeddings >= 32768
+    assert isinstance(model, Qwen3ForCausalLM) and model.config.max_position_embeddings >= 32768
     assert model.dtype == torch.bfloat16
     assert (model_path() / "model.safetensors").stat().st_size <= 16e6
 
@@ -55,13 +54,13 @@ def test_every_text_round_trips(tokenizer: PreTrainedTokenizerFast, text: str) -
     assert tokenizer.decode(tokenizer(text)["input_ids"]) == text
 
 
-def test_key_words_and_digit_pairs_are_single_tokens(tokenizer: PreTrainedTokenizerFast) -> None:
+def test_every_piece_of_a_fact_is_a_single_token(tokenizer: PreTrainedTokenizerFast) -> None:
     for piece in [f" {word}" for word in ADJECTIVES + NOUNS] + [f"{n:02d}" for n in range(100)]:
         assert len(tokenizer(piece)["input_ids"]) == 1
     assert tokenizer.convert_ids_to_tokens(tokenizer(" 4817.")["input_ids"]) == ["Ġ48", "17", "."]
 
 
-def test_tasks_fill_their_rows(maker: TaskMaker) -> None:
+def test_tasks_fill_their_rows_and_ask_for_no_fact_twice(maker: TaskMaker) -> None:
     for length in (64, 192, 2048):
         rng = numpy.random.default_rng(length)
         for name, make in maker.tasks.items():
@@ -70,32 +69,10 @@ def test_tasks_fill_their_rows(maker: TaskMaker) -> None:
                 assert len(row.tokens) == len(row.answers) == len(row.prose) >= length
                 assert len(row.tokens) == length or length < 128
                 assert any(row.answers) is (name != "prose")
-
-
-def test_no_fact_is_asked_for_twice(maker: TaskMaker) -> None:
     row = maker.tasks["question"](2048, numpy.random.default_rng(0), False)
     text = maker.backend.decode(row.tokens)
     questions = [part.split("?")[0] for part in text.split("Question: ")[1:]]
-    assert len(questions) > 1
-    assert len(set(questions)) == len(questions)
-
-
-def test_the_network_is_transformers_qwen3() -> None:
-    torch.manual_seed(0)
-    network = Network(model_config(100, layers=2))
-    for parameter in network.parameters():
-        if not parameter.any():
-            torch.nn.init.normal_(parameter, std=0.1)
-    model = Qwen3ForCausalLM(network.config)
-    torch.nn.Module.to(model, torch.float32)
-    model.load_state_dict({**network.state_dict(), "lm_head.weight": network.model.embed_tokens.weight})
-    for length in (50, 300):
-        tokens = torch.randint(100, (2, length))
-        positions = torch.arange(length).expand(2, -1)
-        with torch.no_grad():
-            ours = network(tokens, positions, torch.arange(tokens.numel()))
-            theirs = model(tokens).logits
-        assert torch.allclose(ours.view_as(theirs), theirs, atol=0.02)
+    assert len(set(questions)) == len(questions) > 1
 
 
 def test_local_attention_is_a_sliding_window_and_wide_heads_see_everything_from_the_second_half_on() -> None:
@@ -115,11 +92,15 @@ def test_muon_directions_are_nearly_orthogonal() -> None:
     assert (torch.linalg.svdvals(orthogonalise(torch.randn(3, 48, 96))) - 1).abs().max() < 0.35
 
 
-def test_stages_follow_one_another() -> None:
+def test_stages_follow_one_another_and_blind_layers_see_no_further_than_their_window() -> None:
     assert [stage_at(TINY, step)[1] for step in range(3)] == [0.0, 0.5, 0.0]
     assert stage_at(TINY, 2)[0].name == "tinier"
     with pytest.raises(ValueError, match="fewer steps"):
         stage_at(TINY, 3)
+    every, upper = (STAGE.sights(12, blind) for blind in (False, True))
+    assert [n for n in range(12) if every[n].wide != (0, 0)] == [4, 5, 7, 8, 10]
+    assert [n for n in range(12) if upper[n].wide != (0, 0)] == [7, 8, 10]
+    assert RECIPE[-1].sights(12) == [Sight()] * 12
 
 
 def test_a_batch_depends_on_seed_and_step_alone(maker: TaskMaker) -> None:
@@ -130,13 +111,6 @@ def test_a_batch_depends_on_seed_and_step_alone(maker: TaskMaker) -> None:
     assert (numpy.diff(first.positions) >= 1).all()
     here, there = (list(make_batches(maker, TINY, 7, range(3), workers)) for workers in (0, 1))
     assert all(numpy.array_equal(a.tokens, b.tokens) for a, b in zip(here, there, strict=True))
-
-
-def test_blind_layers_see_no_further_than_their_window() -> None:
-    every, upper = (STAGE.sights(12, blind) for blind in (False, True))
-    assert [n for n in range(12) if every[n].wide != (0, 0)] == [4, 5, 7, 8, 10]
-    assert [n for n in range(12) if upper[n].wide != (0, 0)] == [7, 8, 10]
-    assert RECIPE[-1].sights(12) == [Sight()] * 12
 
 
 def test_a_resumed_run_equals_an_uninterrupted_one(maker: TaskMaker, tmp_path: Path) -> None:
@@ -164,12 +138,3 @@ def test_the_model_retrieves_in_one_deep_layer(tokenizer: PreTrainedTokenizerFas
     assert retrieving.min() > 0.6  # two KV heads of four: training let these two see past the window in layer 7
     assert others.max() < 0.4  # one head of layer 2 has 0.24 in a text as short as this one
     assert others.mean(1).max() < 0.1
-
-
-def test_an_export_loads(maker: TaskMaker, tmp_path: Path) -> None:
-    trainer = tiny_trainer(maker)
-    export(trainer.network, model_path(), tmp_path)
-    model = AutoModelForCausalLM.from_pretrained(tmp_path)
-    embedding = trainer.network.model.embed_tokens.weight.detach().bfloat16()
-    assert torch.equal(model.state_dict()["model.embed_tokens.weight"], embedding)
-    assert AutoTokenizer.from_pretrained(tmp_path)("amber")["input_ids"] == maker.encode("amber")
