@@ -124,17 +124,30 @@ def probe(
     return results
 
 
+def attention_mass(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, length: int, contexts: int) -> Tensor:
+    """Mean attention mass [layers, heads] on the sentence with the answer, at the last token of the question."""
+    masses = []
+    for seed in range(FIRST_SEED, FIRST_SEED + contexts):
+        answers = ask(model, tokenizer, fact_context(tokenizer, length, seed, 40, 12), attention=True)
+        masses += [answer.attention for answer in answers if answer.attention is not None]
+    return torch.stack(masses).mean(0)
+
+
 def main() -> None:
     """Command line."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--model", type=Path, default=model_path())
     parser.add_argument("--lengths", type=int, nargs="+", default=[2048, 4096, 8192])
     parser.add_argument("--contexts", type=int, default=4)
+    parser.add_argument("--attention", action="store_true", help="also print the attention mass on the answers")
     arguments = parser.parse_args()
     model = AutoModelForCausalLM.from_pretrained(arguments.model, dtype=torch.float32)
     tokenizer = AutoTokenizer.from_pretrained(arguments.model)
     for name, result in probe(model, tokenizer, arguments.lengths, arguments.contexts).items():
         print(json.dumps({name: result}), flush=True)
+    if arguments.attention:
+        for layer, heads in enumerate(attention_mass(model, tokenizer, arguments.lengths[-1], 2).tolist()):
+            print(f"layer {layer:2}: " + " ".join(f"{mass:.2f}" for mass in heads))
 
 
 if __name__ == "__main__":

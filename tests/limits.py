@@ -12,13 +12,13 @@ LIMITS = {
     "lines of C in src": 3_381,
     "longest file outside kernels": 400,
     "hard dependencies": 6,
-    "lines of tests": 39_160,
-    "cases of make test and make walk": 2_720,
+    "lines of tests": 37_580,
+    "cases of make test and make walk": 2_475,
     "lines of claims": 7_066,
     "lines of lab": 698,
-    "lines of benchmarks": 4_626,
+    "lines of benchmarks": 4_576,
     "lines of tables": 992,
-    "lines of testbed": 2_534,
+    "lines of testbed": 2_513,
     "words by hand, the log left out": 12_998,
 }
 """A row shrinks. It grows by an allowance, which stands below, and by nothing else; a test reads the history."""

@@ -66,12 +66,8 @@ class Captured:
         return elapsed(self.run, self.device) / len(self.calls)
 
 
-def kernels_of(call: Call, times: int, *, but: str | None = None) -> dict[str, tuple[float, float]]:
-    """Of each CUDA kernel of a call, by name: launches and their microseconds together, means of so many calls.
-
-    Args:
-        but: kernels in whose names this stands are left out.
-    """
+def kernels_of(call: Call, times: int) -> dict[str, tuple[float, float]]:
+    """Of each CUDA kernel of a call, by name: launches and their microseconds together, means of so many calls."""
     found: dict[str, tuple[float, float]] = {}
     with profile(activities=[ProfilerActivity.CUDA]) as profiled:
         for _ in range(times):
@@ -80,8 +76,7 @@ def kernels_of(call: Call, times: int, *, but: str | None = None) -> dict[str, t
     for event in profiled.events():
         name = event.name.partition("(")[0][-60:]
         launches, spent = found.get(name, (0.0, 0.0))
-        if but is None or but not in event.name:
-            found[name] = launches + 1 / times, spent + event.device_time_total / times
+        found[name] = launches + 1 / times, spent + event.device_time_total / times
     return {name: (round(launches, 1), round(spent, 2)) for name, (launches, spent) in found.items()}
 
 

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from saccade.bench.grid import Grid
+from saccade.checkpoints.presets import is_preset
 from saccade.errors import SaccadeError
 from saccade.eval.context import ANSWER_TOKENS
 from saccade.eval.output import whole_numbers
@@ -14,6 +15,7 @@ from .day import Day, replay
 from .day_rows import DayRow, row_of_day
 from .job import LoadJob, LoadSettings
 from .load import LoadedEngine
+from .told import MOST_TURNS
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,8 +41,12 @@ class AgentSettings(LoadSettings):
             raise SaccadeError(f"end={end} has no room for {told} and for what is said between them: at least {need}")
         if self.facts and self.bounds()[0] < ANSWER_TOKENS:
             raise SaccadeError(f"answers={self.answers} is not valid with facts: of at least {ANSWER_TOKENS} tokens")
+        if self.facts and is_preset(self.shape):
+            raise SaccadeError(f"shape={self.shape} is not valid with facts: a folder with weights and tokenizer")
+        if self.facts and self.turns > MOST_TURNS:
+            raise SaccadeError(f"turns={self.turns} is not valid with facts: at most {MOST_TURNS}")
         for point in grid.batches:
-            _ = self.day(grid, point).scripts
+            list(self.day(grid, point).scripts)
         return end
 
     def day(self, grid: Grid, conversations: int) -> Day:

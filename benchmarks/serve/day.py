@@ -27,8 +27,9 @@ class Day:
         start, end: tokens of a first prompt, and of a conversation with its last answer.
         shared: how much of the first prompts all have in common, as a share: what the system says, and its tools.
         answers: tokens of the shortest and the longest; the logarithms of lengths are spread evenly.
-        vocabulary: of the model; what is said is drawn from it at random, unless there is a model to be told facts.
+        vocabulary: of the model; what is said is drawn from it at random, unless there is a `model`.
         warms: whether it is the day before, of which nothing is told, and says something else.
+        model: the folder of a model that is told facts, and asked for them.
     """
 
     conversations: int
@@ -44,8 +45,8 @@ class Day:
     def before(self) -> Day:
         """A short day in which an engine compiles what it needs: as many conversations, two turns."""
         start, answer = min(self.start, WARM), self.answers[0]
-        short = replace(self, turns=2, start=start, end=start + 2 * answer + 1, answers=(answer, answer))
-        return replace(short, warms=True, model=None)
+        short, end = (answer, answer), start + 2 * answer + 1
+        return replace(self, turns=2, start=start, end=end, answers=short, warms=True, model=None)
 
     def lengths(self, number: int) -> list[tuple[int, int]]:
         """Of one conversation: tokens of each prompt and of its answer. What comes new is alike in all later turns."""

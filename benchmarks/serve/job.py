@@ -47,8 +47,8 @@ class LoadJob(EngineJob[int]):
         grid = Grid.check(settings)
         if not 0 <= settings.shared < 1:
             raise SaccadeError(f"shared={settings.shared} is not valid: a share of each prompt, from 0 to below 1")
-        longest = settings.most_tokens(grid)
         block, policies, notes = settings.check(grid)
+        longest = settings.most_tokens(grid)
         groups = tuple((name,) for name in (*policies, STOCK_AGAIN))
         return cls(grid, notes, settings, policies, points, groups, block, longest)
 

@@ -17,6 +17,8 @@ from saccade.eval.context import ANSWER_TOKENS
 from saccade.eval.facts import Fact, is_right, make_facts, question, sentence
 from saccade.eval.tokens import encode
 
+MOST_TURNS = 400
+"""Of which each is asked for a code of its own: there are some 800 names."""
 Tokens = tuple[int, ...]
 Lengths = tuple[tuple[int, int], ...]
 """Of a conversation: tokens of each prompt and of its answer."""
@@ -71,14 +73,14 @@ def _script(tokenizer: Any, words: Tokens, shared: int, lengths: Lengths, rng: n
         asked.append(known.pop(rng.integers(len(known))))
         lines = [encode(tokenizer, f"# {sentence(one)}\n") for one in told]
         ending = encode(tokenizer, question(asked[-1]))
-        room, first = prompt - said - len(ending) - sum(map(len, lines)), 1 if turn else shared
+        room, first = prompt - said - len(ending) - sum(map(len, lines)), 1 if turn else max(1, shared)
         if room < first + len(lines):
             raise SaccadeError(
                 f"turn {turn + 1} of {len(lengths)}: {prompt - said} new tokens, {0 if turn else shared} of them "
                 f"shared, are too few to tell {len(lines)} codes and to ask for one"
             )
         text, words, said = words[:room], words[room:], prompt + answer
-        # Behind a line, as a comment that is read past.
+        # As a comment, behind a line where one follows.
         places = [
             next((end for end in range(place, room) if text[end - 1] in line_ends), place)
             for place in sorted(rng.integers(first, room, len(lines)).tolist())

@@ -37,7 +37,8 @@ def test_a_rehearsal_leaves_nothing_out(rehearsed: Rehearsed, monkeypatch: pytes
     assert clusters["build_seconds"] > 0 and clusters["index_bytes"] > 0
 
 
-def test_a_rehearsal_of_steps(rehearsed: Rehearsed) -> None:
+def test_a_rehearsal_of_steps(rehearsed: Rehearsed, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(layers, "SHAPE", "llama-3.1-8b:4")
     found = rehearsed(layers, *SHORT)
     assert found["left_out"] == []
     points = [(2, 20), (1, 4096)]

@@ -56,7 +56,7 @@ REFUSED = {
         "--answers 16,4": "answers=16,4 is not valid: the shortest and the longest, such as 50,800",
         "--answers 4,8,16": "answers=4,8,16 is not valid",
         "--facts": "answers=4,16 is not valid with facts: of at least 8 tokens",
-        "--facts --answers 8,9": "model folder 'smollm2-135m' does not exist",
+        "--facts --answers 8,9": "shape=smollm2-135m is not valid with facts: a folder with weights",
         "--facts --answers 8,9 --shape {}": "turn 1 of 3: 64 new tokens, 16 of them shared, are too few to",
         "--end 113": "end=113 has no room for 3 answers of up to 16 tokens behind 64 and for what is said between",
         "--shared 1": "shared=1.0 is not valid",

@@ -18,7 +18,7 @@ from benchmarks.serve.clients import ClientsJob, ClientsSettings
 from benchmarks.serve.day import Day, replay
 from benchmarks.serve.load import Load, LoadedEngine
 from benchmarks.serve.rows import beside_stock, percentiles, row_of_load
-from benchmarks.serve.table import day_table, load_table
+from benchmarks.serve.table import day_table, load_table, right_of
 from claims.stored import RESULTS
 from commands import Invoke
 from printing import printed
@@ -277,6 +277,7 @@ def test_codes_are_told_before_they_are_asked_for(model_folder: Path) -> None:
             begun += [] if turn else [prompt]
             answer = [0] * tokens
     assert len(set(asked[:4])) == len(set(asked[4:])) == 4
+    assert right_of([[True, False], [True]]).startswith("2 of 3 (") and right_of([]) == "-"
     assert begun[0][:150] == begun[1][:150] and begun[0][150:] != begun[1][150:]
 
 

@@ -20,7 +20,7 @@ from methods.harness import SCALE, SOFTMAX, Decoder, SetRecorder
 from methods.layouts import Batch
 from mixtures import MIXTURES, decoder_of, expected
 from saccade.decode.counters import Counters
-from saccade.decode.recall import RecallObserver, recall_of
+from saccade.decode.recall import MeanRecall, RecallObserver, recall_of
 from saccade.decode.stats import Rectifications, RunStats
 from saccade.plans.roles import HeadSpan, RoleMap
 from saccade.types import ModelShape, Role, Selection
@@ -268,3 +268,15 @@ def test_stats_sum_over_calls_and_are_plain_data() -> None:
     assert stats["index_bytes"] > 0 and stats["steps"] == 3 * (NEW - 1)
     assert stats["build_seconds"] > 0
     assert stats["share_attended"] == pytest.approx(np.mean([layer["share"] for layer in stats["layers"]]))
+
+
+def test_leaving_more_dense_does_not_raise_the_mean() -> None:
+    """What reversed comparisons: the same sets in one layer, with three layers dense around it or one."""
+    one = MeanRecall(0.25, 0.5, 1.0)
+    none = MeanRecall(None, None, 0.0)
+    few, many = MeanRecall.over([one, none]), MeanRecall.over([one, none, none, none])
+    assert few[:2] == many[:2] == (0.25, 0.5)
+    assert few.with_dense == (0.625, 0.75) and many.with_dense == (0.8125, 0.875)
+    assert MeanRecall.over([none, none]) == (None, None, 0.0) and none.with_dense == (1.0, 1.0)
+    # Every head counts once: a layer with a quarter of its heads has a quarter of the say.
+    assert MeanRecall.over([one, MeanRecall(0.75, 1.0, 0.25)])[:2] == pytest.approx((0.35, 0.6))

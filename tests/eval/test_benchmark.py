@@ -99,8 +99,8 @@ def test_a_bad_row_is_named(tmp_path: Path) -> None:
         ({"max_new_tokens": 0}, "max_new_tokens=0 is not valid; a whole number of at least 1"),
         ({"max_new_tokens": "12"}, "max_new_tokens='12' is not valid"),
         ({"max_new_tokens": True}, "max_new_tokens=True is not valid"),
-        ({"task": "lsht"}, "no metric is known of task 'lsht'"),
-        ({"metric": "bleu"}, "unknown metric 'bleu'; valid: string_match_all"),
+        ({"task": "lsht"}, "no metric is known of task 'lsht'; give --metric"),
+        ({"metric": "bleu"}, "unknown metric 'bleu'; valid: string_match_all, string_match_part"),
     ]
     path, lines = tmp_path / "rows.jsonl", []
     for changed, words in bad:

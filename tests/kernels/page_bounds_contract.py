@@ -228,3 +228,13 @@ def test_a_query_that_is_no_number_does_not_pass_for_one(run: Run) -> None:
             with run.chosen() as implementation:
                 broken = bounds.scores(case, 4, implementation, pooling=pooling)[0, :, :3].isnan()
             assert broken[1 if pooling == "each" else 0].all() and broken.sum() == 3
+
+
+@every_implementation
+def test_every_start_and_count(implementation: Implementation) -> None:
+    case = make_case(layout="paged", lengths=[9, 7], kv_heads=1, group=1, padding=1)
+    for page, per_block in ((2, 2),) if INTERPRETED else ((1, None), (2, None), (3, None), (4, None), (2, 2), (3, 1)):
+        for start in range(11):
+            for count in (0, 1, 2, 3, 4, 7, 10):
+                bounds, starts = bounds_of(case, page, per_block), [start, max(start - 2, 0)]
+                expect_update(case, bounds, page, starts, count, implementation, until_full=count % 2 == 1)

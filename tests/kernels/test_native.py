@@ -242,3 +242,13 @@ def test_without_a_library_torch_computes(monkeypatch: pytest.MonkeyPatch) -> No
     assert native.description() == "torch"
     refused("no library", decode_scores, case.q, case.kv, pooling="max", implementation="native")
     expect_dense(case, None, "auto")
+
+
+@needs_the_library
+def test_a_query_that_is_not_contiguous() -> None:
+    case = make_case(layout="buffer", lengths=[37], kv_heads=2, group=3, head_dim=32)
+    apart = torch.stack((case.q, case.q + 1), dim=-1)[..., 0]
+    assert not apart.is_contiguous()
+    out, _ = dense_decode_scores(apart, case.kv, case.softmax, implementation="native")
+    wanted, _ = dense_decode_scores(case.q, case.kv, case.softmax, implementation="reference")
+    torch.testing.assert_close(out, wanted)

@@ -205,3 +205,11 @@ def test_errors(monkeypatch: pytest.MonkeyPatch) -> None:
         refused(words, spherical_kmeans, **{"vectors": vectors, "clusters": 2, **given})
     monkeypatch.setattr(library, "library", lambda: None)
     refused("no library was built", spherical_kmeans, vectors, 2, implementation="native")
+
+
+def test_implementations_agree_where_clusters_keep_moving() -> None:
+    vectors = unit(torch.randn(2, 400, 16) + 3 * torch.randn(2, 1, 16))
+    results = [spherical_kmeans(vectors, 20, implementation=name) for name in every_index]
+    for labels, centroids in results[1:]:
+        assert labels.equal(results[0][0])
+        assert torch.allclose(centroids, results[0][1], atol=1e-6)

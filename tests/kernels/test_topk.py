@@ -111,3 +111,13 @@ def test_arguments_that_do_not_fit_are_named() -> None:
     refused("tiles", topk_and_last, scores, lengths, 2, 1, tiles=torch.zeros(2, 1, 2))
     refused("k and last", topk_and_last, scores, lengths, 2, -1)
     refused("unit at least 1", topk_and_last, scores, lengths, 2, 1, unit=0)
+
+
+@pytest.mark.parametrize("implementation", every_index)
+def test_every_k(implementation: Implementation) -> None:
+    """Among few distinct scores the cut falls between equals for almost every k."""
+    for style in STYLES:
+        scores = make_scores(style, (1, 2, 64), 7)
+        for k in range(1, 66):
+            expect_topk(scores, [64], k, "position", implementation)
+            expect_topk(scores, [61], k, "score", implementation)

@@ -3,7 +3,7 @@
 import json
 import math
 import re
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import pytest
@@ -145,6 +145,12 @@ REFUSED: list[Refused] = [
     ("lychee_decode", {**PAGES, "budget": 63}, ("budget=63 does not hold one page of 64",)),
     ("lychee_decode", {**PAGES, "rule": "top_p", "top_p": 0.5}, ("rule=top_p needs exact scores of single", "of 64")),
     *(("tidal", {"reselect": value}, ("reselect=", "is not valid")) for value in ("x", 1.5, ["x"], "3+x", "3-4")),
+]
+WITH_RULES = {name: NEEDED.get(name, {}) for name in ("exact_topk", "lychee_decode", "composed")}
+SHARE = {"rule": "ratio", "ratio": 0.1, "budget": 2048}
+REFUSED += [(name, {"rule": "top_p", **own}, ("rule=top_p needs its value",)) for name, own in WITH_RULES.items()]
+REFUSED += [(name, SHARE | own, ("budget=2048 is not valid", "no budget")) for name, own in WITH_RULES.items()]
+OF_A_MODEL: list[Refused] = [
     # Known only once there is a model: under the dense layers, or beyond the last.
     ("tidal", {"reselect": [3, 1]}, ("reselect=1", "valid layers are 2 to 7")),
     ("less_is_more", {"reselect": [3, 8]}, ("reselect=8", "valid layers are 2 to 7")),
@@ -155,12 +161,6 @@ REFUSED: list[Refused] = [
     ("composed", {"roles": "layers:1+2"}, ("layer 1 is not a selection layer", "2 to 7")),
     ("composed", {"roles": "every"}, ("role file every cannot be read",)),
 ]
-for name in ("exact_topk", "lychee_decode", "composed"):
-    needed = NEEDED.get(name, {})
-    REFUSED += [
-        (name, {"rule": "top_p", **needed}, ("rule=top_p needs its value",)),
-        (name, {"rule": "ratio", "ratio": 0.1, "budget": 2048, **needed}, ("budget=2048 is not valid", "no budget")),
-    ]
 RECTIFY: list[tuple[Any, tuple[str, ...]]] = [
     (-4, ("every=-4", "at least 1")),
     (2.5, ("every=2.5",)),
@@ -208,13 +208,18 @@ OF_CLUSTERS: dict[str, list[tuple[dict[str, Any], str]]] = {
 """Options of the other form, and sizes that do not fit."""
 
 
-def expect_lines(refused: Iterable[Refused]) -> None:
-    """The policy or its plan is refused in one line."""
-    assert lacking((refusal(name, **given), (f"policy {name}", *words)) for name, given, words in refused) == []
+def chosen(name: str, **options: Any) -> str:
+    return line_of(saccade.policy, name, **options)
+
+
+def expect_lines(refused: Iterable[Refused], of: Callable[..., str] = chosen) -> None:
+    """The policy is refused in one line; with `refusal` it may be its plan."""
+    assert lacking((of(name, **given), (f"policy {name}", *words)) for name, given, words in refused) == []
 
 
 def test_options_that_are_not_valid_alone_or_together() -> None:
     expect_lines(REFUSED)
+    expect_lines(OF_A_MODEL, refusal)
     expect_lines(("quest", {"rectify": value}, ("policy quest: rectify=", *words)) for value, words in RECTIFY)
     expect_lines(("composed", given, words) for given, words in SENSELESS)
     expect_lines((name, given, (words,)) for name, rows in OF_CLUSTERS.items() for given, words in rows)

@@ -6,7 +6,7 @@ import math
 import numpy as np
 
 from . import oracles_composed
-from .oracles_cluster import Clustered, Margin, Settings, k_means
+from .oracles_cluster import Clustered, HeadIndex, Margin, Settings, k_means
 
 E = np.eye(8)
 
@@ -78,3 +78,21 @@ def test_roles_by_hand() -> None:
     assert got[1] == [chosen(0, 0), chosen(0, 0), everything, everything]
     assert got[2] == [chosen(2, 0), chosen(2, 0), everything, everything]
     assert got[3] == [chosen(2, 0), chosen(2, 0), chosen(2, 1), chosen(2, 1)]
+
+
+def test_upper_bounds_hold_after_lazy_updates() -> None:
+    rng = np.random.default_rng(1)
+    settings = Settings(budget=30, sinks=1, buffer=6, chunk_min=2, chunk_max=5, replant=None)
+    layer, levels = Clustered.new(settings, 1), rng.integers(0, 5, 120).tolist()
+    k = rng.normal(size=(1, 120, 8))
+    for length in range(50, 120):
+        layer.step(rng.normal(size=(2, 8)), k[:, :length], levels)
+    index = layer.heads[0]
+    assert isinstance(index, HeadIndex) and len(index.keys) > index.built
+    for unit in index.units:
+        for c in unit.children:
+            node = index.clusters[c]
+            for v in (index.keys[i] for i in node.children):
+                assert np.linalg.norm(v - node.centroid) <= node.radius + 1e-12
+                assert np.linalg.norm(v - unit.centroid) <= unit.radius + 1e-12
+    assert sorted(i for node in index.clusters for i in node.children) == list(range(len(index.keys)))

@@ -1,13 +1,21 @@
-"""Where text breaks: in front of and behind vocabulary pieces, and over two of them."""
+"""Where text breaks: in front of and behind vocabulary pieces, over two of them, and in a real text."""
 
 import re
 from collections.abc import Sequence
+from itertools import pairwise
+from pathlib import Path
 
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from claims.methods.cuts_anywhere import anywhere
+from saccade.checkpoints.load import ModelSource
+from saccade.checkpoints.text import delimiter_table
+from saccade.text.history import TokenHistory
 from saccade.text.levels import break_codes, breaks
+from saccade.text.table import ChunkTable, Cuts
+from saccade.types import Intake
 
 # (level behind a piece, in front of it); 0: inside of a word, if the neighbour is one, too.
 PIECES = {
@@ -77,3 +85,25 @@ def test_breaks_between_pieces(pieces: list[str]) -> None:
     both, own = breaks(torch.tensor([break_codes(pieces)]))
     assert both[0].tolist() == [naive(pieces, at, True) for at in range(len(pieces))]
     assert own[0].tolist() == [naive(pieces, at, False) for at in range(len(pieces))]
+
+
+def test_no_cut_of_a_real_text_is_inside_of_a_word() -> None:
+    """Unless all that a chunk may be cut at lies inside of words; where any delimiter counts, many are."""
+    tokenizer = ModelSource.locate(None).tokenizer()
+    ids = tokenizer(Path(__file__).read_text(encoding="utf-8"))["input_ids"]
+    pieces = tokenizer.batch_decode([[token] for token in ids], clean_up_tokenization_spaces=False)
+    word, cuts = re.compile(r"\w"), Cuts(0, 8, 16)
+
+    def inside(at: int) -> bool:
+        return bool(word.match(pieces[at - 1][-1:]) and word.match(pieces[at][:1]))
+
+    found = {}
+    for codes in (break_codes, anywhere):
+        feed = TokenHistory(delimiter_table(tokenizer, codes))
+        feed.record(0, len(ids), 1, torch.tensor([ids]), None)
+        table = ChunkTable(cuts, feed, 1, len(ids), torch.device("cpu"))
+        table.take_in([Intake(0, 0, 0, len(ids))])
+        found[codes] = table.edges[0, : int(table.counts[0]) + 1].tolist()
+    for start, stop in pairwise(found[break_codes]):
+        assert not inside(stop) or all(inside(at) for at in range(start + cuts.shortest, start + cuts.longest))
+    assert sum(map(inside, found[break_codes][1:])) < sum(map(inside, found[anywhere][1:]))

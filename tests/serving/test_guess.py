@@ -17,7 +17,10 @@ from saccade.methods.policy import Policy
 from saccade.recipes.kept import keep
 from saccade.recipes.recipe import NAME, Recipe
 
-pytestmark = pytest.mark.usefixtures("environment")
+
+@pytest.fixture(autouse=True)
+def _cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("SACCADE_CACHE", str(tmp_path / "cache"))
 
 
 def prepared(folder: Path, policy: str | None) -> Server:
@@ -41,8 +44,6 @@ def test_a_start_that_would_guess_is_refused_with_the_command(policy: str | None
     with pytest.raises(ServingError) as early:
         by_hand(folder, written)
     assert str(early.value) == told
-    with pytest.raises(ServingError, match="--attention-backend CUSTOM"):
-        by_hand(folder, "quest", attention_backend=None)
 
 
 def test_a_layer_that_is_named_or_was_found_is_no_guess(folder: Path) -> None:

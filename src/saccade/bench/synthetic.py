@@ -64,11 +64,8 @@ class Engine:
         import vllm
         from vllm.engine.arg_utils import EngineArgs
 
-        ours, settings, extension = (
-            dict[str, Any](),
-            {"load_format": "dummy", **settings},
-            {"worker_extension_cls": WORKER},
-        )
+        ours, extension = dict[str, Any](), {"worker_extension_cls": WORKER}
+        settings = {"load_format": "dummy", **settings}
         if options is not None:
             ours = engine_settings(options, settings["model"], apart=apart, fixed=not adaptive)
             if options.drafts:

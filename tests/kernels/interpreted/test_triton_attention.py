@@ -9,7 +9,7 @@ import torch
 from attention_contract import *  # noqa: F403 - its tests, of these implementations
 from attention_contract import choose, expect_hybrid, expect_sparse, operations
 from kernel_caches import make_case
-from kernel_checks import expect_attention, expect_dense, refused
+from kernel_checks import expect_attention, expect_dense, int32, refused
 from quantised import (
     test_attention_matches_the_oracle,  # noqa: F401
 )
@@ -17,7 +17,7 @@ from quantised import (
 from saccade.kernels._triton import plan
 from saccade.kernels.dense_decode_scores.api import dense_decode_scores
 from saccade.kernels.sparse_decode.api import sparse_decode
-from saccade.types import Flags, Pooling, Softmax, Workspace
+from saccade.types import Flags, Pooling, Selection, Softmax, Workspace
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -137,3 +137,11 @@ def test_a_batch_is_planned_as_the_next_that_is_captured() -> None:
     assert [plan.padded(rows) for rows in range(1, 513)] == [
         next(size for size in sizes if size >= rows) for rows in range(1, 513)
     ]
+
+
+def test_a_set_of_one_token_far_from_the_others_is_found() -> None:
+    """The last id of a long set, in the last part, whose key alone matters."""
+    case = make_case(layout="paged", lengths=[90], kv_heads=1, group=1, head_dim=16, style="peaked", padding=7)
+    selection = Selection(int32([[[*range(0, 80, 2), 89, *[-1] * 30]]]), int32([[41]]))
+    out = sparse_decode(case.q, case.kv, selection, case.softmax, implementation="triton")
+    expect_attention(out, case, [[[*range(0, 80, 2), 89]]])
