@@ -8,8 +8,8 @@ import pytest
 import torch
 from attention_contract import *  # noqa: F403 - its tests, of these implementations
 from attention_contract import choose, expect_hybrid, expect_sparse, operations
-from kernel_caches import make_case
-from kernel_checks import expect_attention, expect_dense, int32, refused
+from kernel_caches import int32, make_case
+from kernel_checks import expect_attention, expect_dense, refused
 from quantised import (
     test_attention_matches_the_oracle,  # noqa: F401
 )
