@@ -18,7 +18,7 @@ from vllm.v1.attention.backends import flash_attn
 from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheLayout, compute_layout_strides
 
 from saccade.adapters.vllm import checks
-from saccade.adapters.vllm.worker import cuda
+from saccade.adapters.vllm.worker import cuda, decode_step
 from saccade.adapters.vllm.worker.cuda import SaccadeFlashBackend, SaccadeFlashBuilder
 from saccade.adapters.vllm.worker.requests import RequestRow, RequestRows
 from saccade.adapters.vllm.worker.worker import serving_of
@@ -27,6 +27,7 @@ from saccade.plans.role_file import RoleFile
 from saccade.plans.roles import RoleMap
 from saccade.types import ModelShape, Role
 
+assert "cpu" not in decode_step.async_tensor_h2d.__module__, "imported after a CPU's worker, which replaces it"
 LAYERS, QUERY_HEADS, KV_HEADS, HEAD_DIM = 12, 8, 4, 32
 SCALE = HEAD_DIM**-0.5
 MAX_LEN = 512

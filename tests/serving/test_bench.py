@@ -26,7 +26,6 @@ from benchmarks.serve.rows import LoadRow
 from commands import invoker
 from saccade.adapters.vllm.cache_dtype import as_numbers
 from saccade.adapters.vllm.options import ServeOptions
-from saccade.adapters.vllm.worker import lossless
 from saccade.bench.serving import ServingJob, ServingSettings
 from saccade.bench.synthetic import SyntheticEngine
 from saccade.bench.variants import STOCK_AGAIN
@@ -188,7 +187,8 @@ def test_a_worker_that_inherits_the_extension_is_not_given_it_again(
         raise ValueError("worker_extension_cls" in given)
 
     monkeypatch.setattr(vllm, "LLM", started)
-    monkeypatch.setattr(lossless, "LosslessWorker", SyntheticWorker if inherited else object)
+    worker = SyntheticWorker if inherited else object
+    monkeypatch.setattr("saccade.adapters.vllm.worker.lossless.LosslessWorker", worker)
     options = ServeOptions(Policy.from_spec(f"{TIDAL},rectify=4:verify"))
     with pytest.raises(ValueError, match=str(not inherited)):
         SyntheticEngine(options, model=str(model_path()), max_num_seqs=2)
