@@ -278,11 +278,10 @@ def agent(
     """Time an agent's day on vLLM with random weights: conversations that grow turn by turn, stock and under policies.
 
     Every prompt is all that was said before, answers included, and a new message of random tokens; weights and text are
-    real with --facts. Engines run one
-    after another, stock first and last. All answer the same numbers of tokens, drawn once, short ones more often: their
-    logarithms are spread evenly. Which tokens, each engine says for itself. A row decodes from its first token to its
-    last; "alone" is the time in which no prompt waits for its first. A short day before, in which kernels are compiled,
-    does not count.
+    real with --facts. Engines run one after another, stock first and last. All answer the same numbers of tokens, drawn
+    once, short ones more often: their logarithms are spread evenly. Which tokens, each engine says for itself. A row
+    decodes from its first token to its last; "alone" is the time in which no prompt waits for its first. A short day
+    before, in which kernels are compiled, does not count.
 
     Example:
 

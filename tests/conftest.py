@@ -1,6 +1,5 @@
 """One thread, no network, and the same examples on every run: what a test finds, the next run finds again."""
 
-import functools
 import gc
 import os
 from collections.abc import Iterator
@@ -15,11 +14,8 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 from limits import COLLECTED
-from saccade.eval import document
 from saccade.recipes.machine import read_bandwidth
 
-# Each call sorts the thousands of files of the standard library; patched before anybody imports it.
-document.library_sources = functools.cache(document.library_sources)
 # No test judges the bandwidth, and reading a gigabyte takes a second.
 read_bandwidth.__kwdefaults__["megabytes"] = 16
 

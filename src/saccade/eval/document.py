@@ -42,17 +42,20 @@ def language_reference(*, held_out: bool = False) -> str:
     return "\n\n".join(halves[held_out])
 
 
+@cache
+def _files(root: Path) -> tuple[Path, ...]:
+    """The modules of a folder in path order. They are thousands, and every text of a run asks."""
+    return tuple(path for path in sorted(root.rglob("*.py")) if not {*_SKIPPED} & {*path.relative_to(root).parts})
+
+
 def library_sources(*, held_out: bool = False, characters: int = 4_000_000) -> str:
     """Sources of the standard library up to about `characters`; one module in ten is held out."""
     root = Path(sysconfig.get_paths()["stdlib"])
     texts: list[str] = []
-    for path in sorted(root.rglob("*.py")):
-        relative = path.relative_to(root)
-        if not set(_SKIPPED).intersection(relative.parts) and _held_out(relative.as_posix(), 10) is held_out:
+    for path in _files(root):
+        if characters > 0 and _held_out(path.relative_to(root).as_posix(), 10) is held_out:
             texts.append(path.read_text(encoding="utf-8", errors="ignore"))
             characters -= len(texts[-1])
-            if characters <= 0:
-                break
     return "\n\n".join(texts)
 
 
@@ -61,9 +64,8 @@ def package_sources() -> Iterator[str]:
     for name in _PACKAGES:
         found = find_spec(name)
         for root in map(Path, (found and found.submodule_search_locations) or ()):
-            for path in sorted(root.rglob("*.py")):
-                if not set(_SKIPPED).intersection(path.relative_to(root).parts):
-                    yield "\n\n" + path.read_text(encoding="utf-8", errors="ignore")
+            for path in _files(root):
+                yield "\n\n" + path.read_text(encoding="utf-8", errors="ignore")
 
 
 def read_utf8(path: Path, name: str) -> str:

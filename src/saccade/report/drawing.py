@@ -47,7 +47,8 @@ def canvas(width: float, height: float, font: float = 9.5) -> Iterator[Figure]:
 def as_svg(figure: Figure) -> str:
     """The figure as SVG text to a hundredth of a point, without indentation, each style written once."""
     # A finished layout is fixed: its solver's last bits vary between runs, and SVG names clips by them.
-    figure.draw_without_rendering()
+    if (layout := figure.get_layout_engine()) is not None:
+        layout.execute(figure)
     figure.set_layout_engine("none")
     for axes in figure.axes:
         axes.set_position(tuple(round(edge, 6) for edge in axes.get_position(original=True).bounds))

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from saccade.kernels._checks import NEIGHBOURS
 from saccade.kernels._share import Share
-from saccade.kernels._triton.alone import ALONE, HALVINGS, Alone, search
+from saccade.kernels._triton.alone import ALONE, HALVINGS, search
 from saccade.kernels._triton.cut import HIGHEST, LOWEST, cut, cut_held, keys_of, load_keys
 from saccade.kernels._triton.early import await_previous, early
 from saccade.kernels._triton.ranking import rank
@@ -49,7 +49,6 @@ def topk(
     unit: int,
     share: Share | None,
     ranked: bool,
-    alone: Alone | None = None,
     tiles: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """The best `k` before the `last` entries of each row, fewer where a share says so, and these last entries.
@@ -69,9 +68,8 @@ def topk(
     parts = (0, 0, 0) if share is None else (share.numerator, share.denominator, share.minimum)
     want, bounded = (lengths, kept, last, reserved, unit, *parts), share is not None
 
-    alone = alone or ALONE
-    if alone.blocks_of(kept, width):
-        search(alone, row, want, entries, ids, counts, bounded, ranked)
+    if ALONE.blocks_of(kept, width):
+        search(ALONE, row, want, entries, ids, counts, bounded, ranked)
     else:
         blocks = max(FEWEST_BLOCKS, triton.next_power_of_2(2 * kept))
         narrowed = kept > 0 and width > DIRECT and width >= 2 * blocks
