@@ -71,6 +71,15 @@ def test_a_typed_figure_is_found(line: str) -> None:
     assert not MEASURED.search(typed(f"{made}\n\n```\n{line}\n```\n`{line}`, 128K × 4\n"))
 
 
+def test_readme_counts_the_models_that_the_page_lists() -> None:
+    page = (DOCS / "transformers.md").read_text(encoding="utf-8")
+    ((version, types),) = re.findall(r"^transformers (\d+\.\d+)\.\d+, (\d+) types", page, re.MULTILINE)
+    (accepted,) = re.findall(r"\*\*Accepted, (\d+)\*\*", page)
+    (wrappers,) = re.findall(r"^(\d+) are accepted", page, re.MULTILINE)
+    told = f"{accepted} of the {types} types of causal language models in transformers {version} and {wrappers} w"
+    assert told in " ".join((DOCS.parent / "README.md").read_text(encoding="utf-8").split())
+
+
 def test_pages_are_short() -> None:
     texts = {named(path): unmade(path.read_text(encoding="utf-8")) for path in written() if path.parent == DOCS}
     texts["design.md"] = (DOCS.parent / "DESIGN.md").read_text(encoding="utf-8")
