@@ -24,12 +24,12 @@ if TYPE_CHECKING:  # xdist's own process runs no test, and its workers wait for 
 
 MAX_STARTS = 56
 """Of engines, in all that `make test-vllm` runs, which leaves out what walks."""
-STARTS_OF_8_BITS = 4
+STARTS_OF_8_BITS = 3
 """More, where the CPU can hold caches of 8 bits: `engines.eight_bits` leaves their tests out elsewhere."""
 EVERY_TIME = "not walk"
-VISITING = ("test_one_engine", "test_rectified_cache", "test_requests")
-"""Files whose tests share the engine of their policy."""
-LONG = ("test_lossless", "test_bench", "test_server", "test_two_ranks")
+VISITING = "test_one_engine"
+"""The file whose tests share the engine of their policy."""
+LONG = ("test_lossless", "test_features", "test_bench", "test_server", "test_two_ranks")
 """The longest first."""
 SHARED = {"test_adaptive": "test_lossless"}
 """Files that ask the engines of another one."""
@@ -69,6 +69,25 @@ def visited(all_engines: Engines, policy: str) -> LLM:
 
 
 @pytest.fixture
+def environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
+    """As a user's, with a cache of its own, and put back afterwards: vLLM writes into it."""
+    before = dict(os.environ)
+    for name in ("VLLM_CPU_KVCACHE_SPACE", "PROMETHEUS_MULTIPROC_DIR"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("SACCADE_CACHE", str(tmp_path / "cache"))
+    yield
+    os.environ.clear()
+    os.environ.update(before)
+
+
+@pytest.fixture
+def runner_v2(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on a GPU."""
+    monkeypatch.setattr("vllm.config.vllm.HAS_TRITON", True)
+    monkeypatch.setenv("VLLM_USE_V2_MODEL_RUNNER", "1")
+
+
+@pytest.fixture
 def folder(tmp_path: Path) -> Path:
     """The bundled model without its recipe."""
     from saccade.checkpoints.bundled import model_path
@@ -98,7 +117,7 @@ def group(nodeid: str) -> str:
     """Whom a test shares an engine, or else a process, with: its policy, its model or its file."""
     file, (_, _, ids) = Path(nodeid.partition("::")[0]).stem, nodeid.partition("[")
     file = SHARED.get(file, file)
-    if file in VISITING and ":" in ids:
+    if file == VISITING and ":" in ids:
         return ids.removesuffix("]").partition("-")[0]
     # What walks over policies starts engines for each, minutes in all.
     apart = file == "test_layer_kinds" or "::test_every_policy_answers" in nodeid
@@ -124,7 +143,6 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
 
 
 def most() -> int:
-    """Starts that are allowed on this machine."""
     import torch
 
     holds = torch.cpu._is_avx512_supported() or torch.cpu._is_amx_tile_supported()

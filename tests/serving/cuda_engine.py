@@ -3,6 +3,7 @@
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +32,8 @@ assert "cpu" not in decode_step.async_tensor_h2d.__module__, "imported after a C
 LAYERS, QUERY_HEADS, KV_HEADS, HEAD_DIM = 12, 8, 4, 32
 SCALE = HEAD_DIM**-0.5
 MAX_LEN = 512
+QKV = list[tuple[Tensor, Tensor, Tensor]]
+"""Queries, keys and values of all layers."""
 SHAPE = ModelShape(LAYERS, QUERY_HEADS, KV_HEADS, HEAD_DIM, architecture="qwen3")
 
 
@@ -45,14 +48,7 @@ def mixed_roles(folder: Path) -> Path:
 
 @dataclass(frozen=True)
 class Row:
-    """One row of a step.
-
-    Attributes:
-        slot: which request.
-        length: its tokens, the new ones included.
-        new: how many are new; 0 pads the batch.
-        prefilling: whether they belong to the prompt.
-    """
+    """One row of a step: a request and its length with the new tokens, which may be a prompt's; none pads the batch."""
 
     slot: int
     length: int
@@ -138,16 +134,9 @@ def scaled_fp8_quant(numbers: Tensor, scale: Tensor, group_shape: tuple[int, int
 
 
 class CudaEngine:
-    """The attention layers of the bundled model's shape, over a cache of some layout.
+    """The attention layers of the bundled model's shape, over a cache of some layout, each with factors of its own.
 
-    Args:
-        policy: what rows decode with.
-        block: tokens of a block.
-        layout: of vLLM's cache.
-        device: "cpu", or "meta" where only shapes and the order of calls matter.
-        requests: how many there may be.
-        cache: dtype of the cache, "auto" or "fp8"; the factors of the latter differ from layer to layer.
-        settings: further ones of vLLM.
+    On the device "meta" only shapes and the order of calls are there.
     """
 
     def __init__(
@@ -161,8 +150,7 @@ class CudaEngine:
         patch.setattr(cuda, "scaled_fp8_quant", scaled_fp8_quant)
         patch.setattr(checks, "_bytes", lambda _: [])
         self.quantised = cache == "fp8"
-        self.device = torch.device(device)
-        self.block, self.max_len = block, MAX_LEN
+        self.device, self.block = torch.device(device), block
         self.config = EngineArgs(
             model=str(model_path()),
             dtype="float32",
@@ -185,20 +173,12 @@ class CudaEngine:
         self.requests.rows.update({slot: RequestRow() for slot in range(requests)})
 
     def _layer(self, name: str) -> Attention:
-        made = Attention(
-            QUERY_HEADS,
-            HEAD_DIM,
-            SCALE,
-            num_kv_heads=KV_HEADS,
-            cache_config=self.config.cache_config,
-            prefix=name,
-            attn_backend=SaccadeFlashBackend,
-        )
-        if self.quantised:
-            number = self.names.index(name)
-            for scale, size in ((made._q_scale, 0.05), (made._k_scale, 0.02), (made._v_scale, 0.3)):
-                # Or a layer that reads another's would pass for right.
-                scale.fill_(size * (1 + number / LAYERS))
+        given = {"cache_config": self.config.cache_config, "prefix": name, "attn_backend": SaccadeFlashBackend}
+        made = Attention(QUERY_HEADS, HEAD_DIM, SCALE, num_kv_heads=KV_HEADS, **given)
+        number = self.names.index(name)
+        for scale, size in ((made._q_scale, 0.05), (made._k_scale, 0.02), (made._v_scale, 0.3)):
+            # Or a layer that reads another's would pass for right, and one that takes them where nothing is quantised.
+            scale.fill_(size * (1 + number / LAYERS))
         # vLLM's custom operations have no kernel for tensors without content.
         made.use_direct_call = self.device.type == "meta"
         return made.to(self.device)
@@ -207,19 +187,14 @@ class CudaEngine:
         """Give every layer its cache: NaN but for what is written, so that whatever else is read shows."""
         per_request = MAX_LEN // self.block
         blocks = requests * per_request + 1
-        plain = torch.uint8 if self.quantised else torch.float32
-        spec = FullAttentionSpec(
-            block_size=self.block,
-            num_kv_heads=KV_HEADS,
-            head_size=HEAD_DIM,
-            dtype=plain,
-            kv_quant_mode=self.layers[0].impl.kv_quant_mode,
-        )
+        plain, absent = (torch.uint8, 0x7F) if self.quantised else (torch.float32, torch.nan)
+        mode = self.layers[0].impl.kv_quant_mode
+        sizes = {"block_size": self.block, "num_kv_heads": KV_HEADS, "head_size": HEAD_DIM}
+        spec = FullAttentionSpec(**sizes, dtype=plain, kv_quant_mode=mode)
         self.spec = SaccadeFlashBackend.customize_spec(spec)
-        order = KVCacheLayout[layout]
-        size, absent = plain.itemsize, 0x7F if self.quantised else torch.nan
-        strides = [max(step // size, 1) for step in compute_layout_strides(self.spec, blocks, LAYERS, order)]
-        count = LAYERS * blocks * self.spec.page_size_bytes // size
+        steps = compute_layout_strides(self.spec, blocks, LAYERS, KVCacheLayout[layout])
+        strides = [max(step // plain.itemsize, 1) for step in steps]
+        count = LAYERS * blocks * self.spec.page_size_bytes // plain.itemsize
         storage = torch.full((count,), absent, dtype=plain, device=self.device)
         shape = (blocks, KV_HEADS, self.block, 2 * HEAD_DIM)
         for number, layer in enumerate(self.layers):
@@ -230,9 +205,7 @@ class CudaEngine:
 
     def metadata(self, rows: Sequence[Row]) -> CommonAttentionMetadata:
         """What vLLM's model runner gives a builder."""
-        edges = [0]
-        for row in rows:
-            edges.append(edges[-1] + row.new)
+        edges = [0, *accumulate(row.new for row in rows)]
         starts = torch.tensor(edges, dtype=torch.int32)
         lengths = torch.tensor([row.length for row in rows], dtype=torch.int32)
         table = torch.stack([self.tables[row.slot] if row.new else torch.zeros_like(self.tables[0]) for row in rows])
@@ -255,13 +228,12 @@ class CudaEngine:
     def _slot(self, row: Row, at: int) -> int:
         return int(self.tables[row.slot, at // self.block]) * self.block + at % self.block
 
-    def step(self, rows: Sequence[Row], qkv: list[tuple[Tensor, Tensor, Tensor]]) -> list[Tensor]:
+    def step(self, rows: Sequence[Row], qkv: QKV) -> list[Tensor]:
         """Every layer's output `[tokens, Hq, d]` for queries, keys and values of the rows' new tokens."""
         common = self.metadata(rows)
         return self.layers_of(self.builder.build(0, common), common, qkv)
 
     def run(self, *rows: Row) -> list[Tensor]:
-        """The same for random ones."""
         return self.step(rows, self.random_qkv(sum(row.new for row in rows)))
 
     def prepared(self, common: Any) -> Any:
@@ -270,18 +242,13 @@ class CudaEngine:
         serving_of(self.config).attended.due = False
         return step
 
-    def layers_of(self, step: Any, common: Any, qkv: list[tuple[Tensor, Tensor, Tensor]]) -> list[Tensor]:
+    def layers_of(self, step: Any, common: Any, qkv: QKV) -> list[Tensor]:
         slots = dict.fromkeys(self.names, common.slot_mapping)
-        metadata = dict.fromkeys(self.names, step)
-        outputs = []
-        with set_forward_context(metadata, self.config, slot_mapping=slots):
-            for layer, (q, k, v) in zip(self.layers, qkv, strict=True):
-                out = layer(q.flatten(1), k.flatten(1), v.flatten(1))
-                outputs.append(out.view(-1, QUERY_HEADS, HEAD_DIM))
-        return outputs
+        with set_forward_context(dict.fromkeys(self.names, step), self.config, slot_mapping=slots):
+            outs = [layer(*(one.flatten(1) for one in own)) for layer, own in zip(self.layers, qkv, strict=True)]
+        return [out.view(-1, QUERY_HEADS, HEAD_DIM) for out in outs]
 
-    def random_qkv(self, tokens: int) -> list[tuple[Tensor, Tensor, Tensor]]:
-        """Of all layers."""
+    def random_qkv(self, tokens: int) -> QKV:
         heads = (QUERY_HEADS, KV_HEADS, KV_HEADS)
         return [
             tuple(torch.randn(tokens, count, HEAD_DIM, device=self.device) for count in heads)  # type: ignore[misc]

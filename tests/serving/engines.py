@@ -7,7 +7,7 @@ from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import cache
 from itertools import count
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 from unittest.mock import patch
 
 import pytest
@@ -34,22 +34,13 @@ REBIND = "register_triton_kernel_overrides"
 vars(current_platform)[REBIND] = cache(getattr(current_platform, REBIND))
 
 DEFAULTS: dict[str, Any] = {
-    "dtype": "float32",
-    "enforce_eager": True,
-    "max_model_len": 4096,
-    "max_num_seqs": 8,
-    "block_size": 32,
-    "kv_cache_memory_bytes": 2**28,
-    "disable_log_stats": True,
-    "enable_prefix_caching": False,
+    **{"dtype": "float32", "enforce_eager": True, "max_model_len": 4096, "max_num_seqs": 8, "block_size": 32},
+    **{"kv_cache_memory_bytes": 2**28, "disable_log_stats": True, "enable_prefix_caching": False},
 }
 
 HOLDS_8_BITS = torch.cpu._is_avx512_supported() or torch.cpu._is_amx_tile_supported()
-eight_bits = pytest.mark.skipif(
-    not HOLDS_8_BITS, reason="vLLM's CPU build refuses 8-bit caches without AVX-512 and AMX"
-)
-
-
+WITHOUT = "vLLM's CPU build refuses 8-bit caches without AVX-512 and AMX"
+eight_bits = pytest.mark.skipif(not HOLDS_8_BITS, reason=WITHOUT)
 T = TypeVar("T")
 
 
@@ -68,7 +59,6 @@ class Engines:
         self._by_stock: dict[Any, Any] = {}
 
     def stock(self, **settings: Any) -> LLM:
-        """vLLM as it comes."""
         return self._make(settings)
 
     def sparse(self, policy: str, *, recall: float = 0.0, **settings: Any) -> LLM:
@@ -100,11 +90,9 @@ class Engines:
             self.close()
             self._by_stock[key] = ask(self.stock(**settings))
             self.close()
-        found: T = self._by_stock[key]
-        return found
+        return cast("T", self._by_stock[key])
 
     def close(self) -> None:
-        """End whatever runs."""
         made, self._made, self._visited = self._made, [], None
         with patch.object(gc, "collect"):
             for engine in made:
@@ -152,13 +140,11 @@ def runner(engine: LLM) -> Any:
 
 @cache
 def tokenizer() -> Any:
-    """The bundled model's, which every model here has."""
     return AutoTokenizer.from_pretrained(model_path())
 
 
 @cache
 def tokens_of_text() -> list[int]:
-    """Held-out text as token ids of the bundled model."""
     ids: list[int] = tokenizer()(language_reference(held_out=True))["input_ids"]
     return ids
 
@@ -171,8 +157,6 @@ def prompts(*lengths: int, start: int = 0) -> list[list[int]]:
 
 @dataclass(frozen=True)
 class Answer:
-    """What one request was answered: token ids and the log-probability of each."""
-
     tokens: tuple[int, ...]
     logprobs: tuple[float, ...]
     reason: str | None
@@ -184,7 +168,6 @@ def greedy(count: int, **settings: Any) -> SamplingParams:
 
 
 def answers(engine: LLM, asked: Sequence[Sequence[int]], params: Any) -> list[Answer]:
-    """The answers to prompts of token ids, all submitted at once."""
     outputs = engine.generate([prompt_of(ids) for ids in asked], params, use_tqdm=False)
     return [answer_of(output.outputs[0]) for output in outputs]
 
@@ -212,7 +195,6 @@ def prompt_of(ids: Sequence[int]) -> TokensPrompt:
 
 
 def answer_of(output: Any) -> Answer:
-    """One completion."""
     chances = output.logprobs or []
     logprobs = tuple(step[token].logprob for step, token in zip(chances, output.token_ids, strict=True))
     return Answer(tuple(output.token_ids), logprobs, output.finish_reason)

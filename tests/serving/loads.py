@@ -1,25 +1,32 @@
-"""Requests that come and go while others decode, and what each of them was answered."""
+"""Requests that come and go while others decode, and what each of them was answered.
 
+By the engines that lossless tests ask, each once in a process of its own, it is held against stock's.
+"""
+
+import json
+import os
+import subprocess
+import sys
 from dataclasses import dataclass, field
+from functools import cache
 from itertools import count
+from pathlib import Path
+from tempfile import mkdtemp
 from typing import Any
 
-from engines import core, tokens_of_text
+import pytest
+from copying import ANSWERS
+from engines import Engines, core, tokens_of_text
 from vllm import LLM, SamplingParams
 from vllm.inputs import TokensPrompt
 
 
 @dataclass(frozen=True)
 class Ask:
-    """One request.
+    """One request, by its prompt's place in the text.
 
-    Attributes:
-        place, length: its prompt's in the text.
-        tokens: the most that it is answered.
-        when: it comes when the first request has so many tokens, or when another one has ended.
-        turn: whether its prompt stands behind the other's prompt and answer.
-        aborted: after how many tokens it is given up; 0: it is not.
-        settings: of vLLM's `SamplingParams`.
+    It comes `when` the first request has so many tokens, or when another one has ended; in its `turn` its prompt stands
+    behind the other's prompt and answer. It is given up after `aborted` tokens, if any.
     """
 
     place: int
@@ -79,8 +86,8 @@ def hear(engine: LLM, name: str) -> dict[str, Heard]:
                 continue
             prompt = text[ask.place :][: ask.length]
             if ask.turn:
-                before = asks[str(ask.when)]
-                prompt = text[before.place :][: before.length] + heard[str(ask.when)].tokens + prompt
+                before, said = asks[str(ask.when)], heard[str(ask.when)].tokens
+                prompt = text[before.place :][: before.length] + said + prompt
             settings = {"temperature": 0, "ignore_eos": True, "max_tokens": ask.tokens, **ask.settings}
             inner.add_request(one, TokensPrompt(prompt_token_ids=prompt, cache_salt=salt), SamplingParams(**settings))
             running.add(one)
@@ -90,10 +97,8 @@ def hear(engine: LLM, name: str) -> dict[str, Heard]:
             answer, known = output.outputs[0], heard[one]
             if known.ended:
                 continue
-            known.tokens = list(answer.token_ids)
-            known.logprobs = [
-                sorted((i, chance.logprob) for i, chance in step.items()) for step in answer.logprobs or ()
-            ]
+            known.tokens, chances = list(answer.token_ids), answer.logprobs or ()
+            known.logprobs = [sorted((token, one.logprob) for token, one in step.items()) for step in chances]
             if output.finished:
                 known.ended, known.cached = [answer.finish_reason, answer.stop_reason], output.num_cached_tokens
                 running.discard(one)
@@ -112,8 +117,7 @@ def turns(engine: LLM) -> dict[str, Heard]:
     heard, prompt, scheduler = dict[str, Heard](), tokens_of_text()[12000:12184], core(engine).scheduler
     settings = SamplingParams(temperature=0, ignore_eos=True, max_tokens=10, logprobs=0)
     for name in ("first", "same", "turn"):
-        given = TokensPrompt(prompt_token_ids=prompt, cache_salt="turns")
-        (output,) = engine.generate([given], settings, use_tqdm=False)
+        (output,) = engine.generate([{"prompt_token_ids": prompt, "cache_salt": "turns"}], settings, use_tqdm=False)
         answer = output.outputs[0]
         chances = [[(token, one.logprob) for token, one in step.items()] for step in answer.logprobs]
         ended = [answer.finish_reason, answer.stop_reason]
@@ -123,3 +127,64 @@ def turns(engine: LLM) -> dict[str, Heard]:
         assert engine.reset_prefix_cache()
         prompt = prompt + heard["first"].tokens + tokens_of_text()[14000:14020] if name == "same" else prompt
     return heard
+
+
+SCRIPT = Path(__file__).with_name("lossless_engines.py")
+ON_V2 = {"TRITON_INTERPRET": "1", "VLLM_USE_V2_MODEL_RUNNER": "1"}
+SETTINGS: dict[str, Any] = {"max_num_batched_tokens": 128, "enable_prefix_caching": True, "max_num_seqs": 6}
+SETTINGS |= {"max_model_len": 512}
+DISTURBED = ["whole", "small:foreign", "small:covered"]
+TIDAL: dict[str, Any] = {"policy": "tidal:budget=112,reselect=7", "loads": DISTURBED}
+AHEAD: dict[str, Any] = {"policy": "less_is_more:budget=48,reselect=7", "loads": ["whole"], "ahead": True}
+FEW: dict[str, Any] = {"policy": "quest:budget=48", "loads": ["whole:spoiled", "kept"]}
+FEW |= {"settings": {"num_gpu_blocks_override": 22}}
+TOKENS: dict[str, Any] = {**FEW, "policy": "token_clusters:budget=48,sinks=4", "loads": ["whole:spoiled"]}
+CARRIED: dict[str, Any] = {"policy": "tidal:budget=48,reselect=7", "loads": ["turns:spoiled"], "ahead": True}
+CARRIED |= {"settings": {"kv_transfer_config": ANSWERS}}
+EVERY_TIME = (TIDAL, AHEAD, FEW, TOKENS)
+"""A published set, a union, bounds of pages, an index; scheduled ahead, and with too few blocks for all requests."""
+DRAFTED = [0, 1, 4, 2, 0, 0, 7, 1]
+SCRIPTED: tuple[dict[str, Any], ...] = (
+    {"policy": "quest:budget=64", "drafts": 8, "loads": ["small"], "lengths": DRAFTED},
+    {"policy": "lychee_cluster:budget=128", "drafts": 8, "loads": ["small"], "lengths": DRAFTED, "ahead": True},
+)
+"""Engines of `test_adaptive`, in the process of those above; `lengths`: how many each cycle drafts, over and over."""
+
+
+def by_stock(engine: Any) -> dict[str, dict[str, Heard]]:
+    return {name: hear(engine, name) for name in LOADS} | {"turns": turns(engine)}
+
+
+@cache
+def found(engines: str) -> dict[tuple[str, int, str], dict[str, Any]]:
+    """What engines of model runner V2 did, as JSON tells of them; by policy, drafts and load."""
+    environment = {**os.environ, **ON_V2, "PROMETHEUS_MULTIPROC_DIR": mkdtemp()}
+    given = [sys.executable, str(SCRIPT), engines]
+    run = subprocess.run(given, capture_output=True, text=True, env=environment, timeout=1800, check=False)
+    lines = [line for line in run.stdout.splitlines() if line.startswith("FOUND ")]
+    assert lines, f"the engines did not answer:\n{run.stdout[-2000:]}\n{run.stderr[-4000:]}"
+    told = json.loads(lines[0].removeprefix("FOUND "))
+    return {(one["policy"], one["drafts"], one["load"]): one for one in told}
+
+
+@cache
+def started_every_time() -> dict[tuple[str, int, str], dict[str, Any]]:
+    asked = (*EVERY_TIME, CARRIED, *SCRIPTED)
+    Engines.started += len(asked)
+    return found(json.dumps(asked))
+
+
+def check_heard(heard: dict[str, Any], expected: dict[str, Heard]) -> None:
+    """Tokens, ends and log-probabilities are vLLM's; of a request that was given up, as far as it came."""
+    for name, known in expected.items():
+        told = heard[name]
+        if known.ended[0] == "abort":
+            both = min(len(told["tokens"]), len(known.tokens))
+            assert both >= LOADS["whole"][name].aborted and told["tokens"][:both] == known.tokens[:both]
+            continue
+        assert (name, told["tokens"]) == (name, known.tokens)
+        assert told["ended"] == known.ended
+        for step, known_step in zip(told["logprobs"], known.logprobs, strict=True):
+            assert [one for one, _ in step] == [one for one, _ in known_step]
+            # Roundings of products over other numbers of rows.
+            assert [chance for _, chance in step] == pytest.approx([chance for _, chance in known_step], abs=1e-3)

@@ -1,4 +1,4 @@
-"""Run by lossless_runs.py in a process of its own: engines on model runner V2, asked one after the other.
+"""Run by loads.py in a process of its own: engines on model runner V2, asked one after the other.
 
 Its argument is JSON, a list of what `Asked` holds; it prints what each was answered and what its steps were.
 """
@@ -17,8 +17,7 @@ import runner_v2
 
 # isort: split
 from engines import Engines, core, prompts, runner
-from loads import Heard, hear, turns
-from planted import chosen_as_planted
+from loads import SETTINGS, Heard, hear, turns
 from vllm import LLM, SamplingParams
 from vllm.inputs import TokensPrompt
 
@@ -26,25 +25,23 @@ from saccade.adapters.vllm.lossless import ADAPTIVE, speculation
 from saccade.adapters.vllm.metrics import metric
 from saccade.adapters.vllm.scheduler.draft_length import DraftLength
 from saccade.adapters.vllm.worker import dense_step
+from saccade.adapters.vllm.worker.fed import RequestFeed
+from saccade.adapters.vllm.worker.requests import RequestRow
 from saccade.adapters.vllm.worker.sparse import SparseRows
 from saccade.adapters.vllm.worker.speculator import SelfSpeculator
 from saccade.adapters.vllm.worker.worker import serving_of
 from saccade.checkpoints.bundled import model_path
 from saccade.methods.policy import Policy
+from saccade.selection.index import KeySizes, Views
+from saccade.types import Intake
 
 
 @dataclass(frozen=True)
 class Asked:
-    """An engine, and which loads it is asked.
+    """An engine and its loads.
 
-    Attributes:
-        policy: without `rectify`.
-        drafts: k.
-        loads: names of loads, with what disturbs them behind a colon: `whole`, `small:random`.
-        settings: of the engine.
-        ahead: whether steps are scheduled before the one ahead of them is done.
-        lengths: how many tokens the cycles draft, over and over; none: always k.
-        sampled: vLLM's `draft_sample_method`.
+    `policy` comes without `rectify`. A load's name may have what disturbs it behind a colon: `small:foreign`. Steps are
+    scheduled `ahead` of the one before them; cycles draft `lengths` tokens, over and over, or always `drafts`.
     """
 
     policy: str
@@ -54,51 +51,31 @@ class Asked:
     ahead: bool = False
     lengths: tuple[int, ...] = ()
     sampled: str = "probabilistic"
+    """vLLM's `draft_sample_method`."""
 
     @property
     def spec(self) -> str:
         return f"{self.policy},rectify={self.drafts}:verify"
 
 
-@dataclass
-class Steps:
-    """What an engine did.
+Steps = dict[str, Any]
+"""What an engine did: `COUNTED`, pairs of drafted and accepted tokens, and `lengths` of cycles.
 
-    Attributes:
-        scheduled: steps that had tokens to compute; preempted: requests that lost their cache.
-        dense: steps of the target; sparse: those of drafts, in whose rows that select stand `selecting` tokens, and
-            in others `covered` ones.
-        cycles: proposals that drafted.
-        drafted, accepted: as the rejection sampler has left it; counted: as `/metrics` has it.
-        ahead: most steps that were scheduled and not done.
-        beyond: proposals of rows whose drafts would pass the model's length.
-        lengths: how many tokens each cycle has drafted; learned: as `counted`, by the scheduler.
-        planted: sets of drafts that are those of an index planted at once; no others are found.
-    """
-
-    scheduled: int = 0
-    preempted: int = 0
-    dense: int = 0
-    sparse: int = 0
-    selecting: int = 0
-    covered: int = 0
-    cycles: int = 0
-    drafted: int = 0
-    accepted: int = 0
-    counted: tuple[float, float] = (0, 0)
-    ahead: int = 0
-    beyond: int = 0
-    lengths: list[int] = field(default_factory=list)
-    learned: tuple[int, int] = 0, 0
-    planted: int = 0
+Steps are `scheduled` if they have tokens to compute, `flying` until they are done, `ahead` the most of these; `dense`
+are the target's, `sparse` those of drafts, in whose rows that select stand `selecting` tokens, in others `covered`.
+In `cycles` something is drafted, `beyond` it would pass the model's length. Requests that lose their cache are
+`preempted`, sets of drafts that are those of an index planted at once `planted`; no others are found.
+"""
+COUNTED = "scheduled flying ahead dense sparse selecting covered cycles drafted accepted beyond preempted planted"
 
 
-VERIFIED = ("drafted_tokens", "accepted_tokens")
+def no_steps() -> Steps:
+    """`counted` is what `/metrics` has of drafts, `learned` what the scheduler has."""
+    return {**dict.fromkeys(COUNTED.split(), 0), "lengths": [], "counted": [0.0, 0.0], "learned": [0, 0]}
 
 
 @contextmanager
 def watched(engine: LLM, asked: Asked, steps: Steps) -> Iterator[None]:
-    """Count what the engine does inside."""
     scheduler, worker = core(engine).scheduler, runner(engine)
     with ExitStack() as stack:
 
@@ -112,37 +89,36 @@ def watched(engine: LLM, asked: Asked, steps: Steps) -> Iterator[None]:
 
             stack.enter_context(patch.object(owner, name, both))
 
+        def count(name: str) -> Callable[..., None]:
+            return lambda *_: steps.update({name: steps[name] + 1})
+
         def scheduled(output: Any, *_: Any) -> None:
-            steps.scheduled += output.total_num_scheduled_tokens > 0
-            in_flight[0] += 1
-            steps.ahead = max(steps.ahead, in_flight[0])
+            steps["scheduled"] += output.total_num_scheduled_tokens > 0
+            steps["flying"] += 1
+            steps["ahead"] = max(steps["ahead"], steps["flying"])
 
         def done(*_: Any) -> None:
-            in_flight[0] -= 1
+            steps["flying"] -= 1
 
         def chosen(found: list[int], rows: Any, batch: Any) -> None:
             assert batch.announced and all(batch.decoding), "a draft that is dense for no reason"
-            steps.sparse += 1
-            steps.selecting += len(found)
-            steps.covered += len(batch.lengths) - len(found)
+            steps["sparse"] += 1
+            steps["selecting"] += len(found)
+            steps["covered"] += len(batch.lengths) - len(found)
 
         def proposed(_: Any, batch: Any, *given: Any, **more: Any) -> None:
             rejected = given[5] if len(given) > 5 else more["num_rejected"]
-            steps.drafted += batch.num_draft_tokens
-            steps.accepted += batch.num_draft_tokens - int(rejected.sum())
-            ended = batch.num_computed_prefill_tokens_np + batch.num_scheduled_tokens >= batch.prefill_len_np
-            steps.cycles += bool(ended.any())
+            steps["drafted"] += batch.num_draft_tokens
+            steps["accepted"] += batch.num_draft_tokens - int(rejected.sum())
+            if (batch.num_computed_prefill_tokens_np + batch.num_scheduled_tokens >= batch.prefill_len_np).any():
+                steps["cycles"] += 1
+                steps["lengths"].append(steps["sparse"] - sum(steps["lengths"]))
             places = worker.req_states.num_computed_tokens.gpu[batch.idx_mapping]
-            steps.beyond += int((places + asked.drafts > worker.max_model_len).sum())
-            steps.lengths += [steps.sparse - sum(steps.lengths)] if ended.any() else []
+            steps["beyond"] += int((places + asked.drafts > worker.max_model_len).sum())
 
-        def learned(_: Any, policy: Any, drafted: int, accepted: int) -> None:
-            steps.learned = steps.learned[0] + drafted, steps.learned[1] + accepted
+        def learned(_: Any, policy: Any, *verified: int) -> None:
+            steps["learned"] = [*map(sum, zip(steps["learned"], verified, strict=True))]
 
-        def count(name: str) -> Callable[..., None]:
-            return lambda *_: setattr(steps, name, getattr(steps, name) + 1)
-
-        in_flight = [0]
         watch(scheduler, "schedule", scheduled)
         watch(scheduler, "update_from_output", done)
         watch(scheduler, "_preempt_request", count("preempted"))
@@ -157,28 +133,81 @@ def watched(engine: LLM, asked: Asked, steps: Steps) -> Iterator[None]:
             stack.enter_context(patch.object(DraftLength, "next", lambda *_: next(told)))
         before = figures(asked)
         yield
-        steps.counted = tuple(now - then for now, then in zip(figures(asked), before, strict=True))  # type: ignore[assignment]
+        steps["counted"] = [now - then for now, then in zip(figures(asked), before, strict=True)]
 
 
 def figures(asked: Asked) -> tuple[float, ...]:
-    """Drafted and accepted tokens on `/metrics`."""
-    policy = str(Policy.from_spec(asked.spec))
-    places = [str(place) for place in range(asked.drafts)]
-    counts = [[metric(name, policy, place)._value.get() for place in places] for name in VERIFIED]
-    return tuple(map(sum, counts))
+    policy, places = str(Policy.from_spec(asked.spec)), [*map(str, range(asked.drafts))]
+    return tuple(
+        sum(metric(f"{what}_tokens", policy, place)._value.get() for place in places)
+        for what in ("drafted", "accepted")
+    )
+
+
+@contextmanager
+def chosen_as_planted(worker: Any, drafts: int, seen: Callable[[], None]) -> Iterator[None]:
+    """Compare each draft's set, chosen through the index that all requests share, with one of its row planted at once.
+
+    In the first layer, over tokens of vLLM's own count of verified ones: which of the last two cycles stand for sure
+    decides how many of them. `seen` is called for each set.
+    """
+    serving, ids = serving_of(worker.vllm_config), worker.req_states.all_token_ids
+    plan, tables = serving.plan, worker.block_tables.block_tables[0].gpu
+    kind, layer = type(plan.selector), min(plan.refreshing)
+    stock = kind.select
+
+    def alone(selector: Any, q: Any, kv: Any, place: int, stop: int, scale: float) -> list[list[int]]:
+        text = RequestFeed(serving.levels, lambda: ids.gpu)
+        text.here[0] = RequestRow(), place
+        index = plan.new_slots(KeySizes.of(kv), 1, longest=4096, text=text)
+        if stop:
+            index.take_in([Intake(0, 0, 0, stop)], Views((layer,), lambda _: {layer: kv}))
+        return sets(stock(selector, q, kv, index.layers[layer], None, scale))[0]
+
+    def select(selector: Any, q: Any, kv: Any, index: Any, scores: Any, scale: float) -> Any:
+        found = stock(selector, q, kv, index, scores, scale)
+        if index is not index.owner.layers[layer]:
+            return found
+        for row, ours in enumerate(sets(found)):
+            one, length = kv.picked([row]), int(kv.rows.seq_lens[row])
+            blocks = one.rows.page_table[0, : -(-length // kv.page)]
+            (place,) = (tables[:, : len(blocks)] == blocks).all(1).nonzero()[:, 0].tolist()
+            verified = int(worker.req_states.num_computed_tokens.gpu[place])
+            assert verified < length <= verified + drafts, "a draft that follows nothing"
+            stops = {selector.stop(sure + 3 * drafts, sure) for sure in range(verified - 2 * drafts, verified + 1)}
+            told = f"{length} tokens, of which {verified} are verified"
+            assert any(ours == alone(selector, q[row : row + 1], one, place, stop, scale) for stop in stops), told
+            assert length - 1 in ours[0] and len(ours[0]) == selector.budget
+            seen()
+        return found
+
+    with patch.object(kind, "select", select):
+        yield
+
+
+def sets(chosen: Any) -> list[list[list[int]]]:
+    """Of every row and head, in order."""
+    rows = zip(chosen.ids.tolist(), chosen.counts.tolist(), strict=True)
+    return [[sorted(ids[:count]) for ids, count in zip(*row, strict=True)] for row in rows]
 
 
 @contextmanager
 def disturbed(how: str, engine: LLM) -> Iterator[None]:
-    """Propose something else than what was drafted, or spoil what drafts have written, as nobody may notice."""
+    """Let drafts be dense, propose others', or spoil what they have written, as nobody may notice."""
+    if not how:
+        yield
+        return
+    if how == "covered":
+        with patch.object(SparseRows, "covers", lambda rows, length: True):
+            yield
+        return
     stock = SelfSpeculator.propose
 
     def propose(speculator: Any, batch: Any, *given: Any, **more: Any) -> Any:
         drafts = stock(speculator, batch, *given, **more).clone()
         if how == "foreign":
-            drafts = drafts.roll(1, dims=0)
-        else:
-            spoil(engine, batch, drafts.shape[1])
+            return drafts.roll(1, dims=0)
+        spoil(engine, batch, drafts.shape[1])
         return drafts
 
     with patch.object(SelfSpeculator, "propose", propose):
@@ -202,16 +231,8 @@ def spoil(engine: LLM, batch: Any, drafts: int) -> None:
                 held.view(heads, 2, block, width // 2)[:, 1, place] = 300
 
 
-@contextmanager
-def everything_covered() -> Iterator[None]:
-    """Let drafts be dense: no row selects."""
-    with patch.object(SparseRows, "covers", lambda rows, length: True):
-        yield
-
-
 def started(engines: Engines, asked: Asked) -> LLM:
-    settings: dict[str, Any] = {"max_num_batched_tokens": 128, "enable_prefix_caching": True, "max_num_seqs": 6}
-    settings |= {"max_model_len": 512, "async_scheduling": False, **asked.settings}
+    settings = {**SETTINGS, "async_scheduling": False, **asked.settings}
     settings |= {"scheduler_cls": ADAPTIVE} if asked.lengths else {}
     told = speculation(str(model_path()), asked.drafts, fixed=not asked.lengths)
     settings["speculative_config"] = {**told, "draft_sample_method": asked.sampled}
@@ -220,9 +241,8 @@ def started(engines: Engines, asked: Asked) -> LLM:
 
 def answered(engine: LLM, asked: Asked, name: str) -> tuple[dict[str, Heard], Steps]:
     kind, _, how = name.partition(":")
-    steps = Steps()
-    around = everything_covered() if how == "covered" else disturbed(how, engine) if how else ExitStack()
-    with around, watched(engine, asked, steps):
+    steps = no_steps()
+    with disturbed(how, engine), watched(engine, asked, steps):
         heard = turns(engine) if kind == "turns" else hear(engine, kind)
     assert core(engine).scheduler.kv_cache_manager.usage == 0, "blocks are left behind"
     return heard, steps
@@ -264,11 +284,11 @@ def kept(engine: LLM) -> dict[str, float]:
 
 def drawn(engine: LLM, asked: Asked, count: int) -> dict[str, Any]:
     """Short answers of one prompt, sampled with seeds, and what became of their drafts."""
-    steps, (ids,) = Steps(), prompts(200, start=30000)
+    steps, (ids,) = no_steps(), prompts(200, start=30000)
     settings = [SamplingParams(temperature=1, ignore_eos=True, max_tokens=4, seed=10**6 + one) for one in range(count)]
     with watched(engine, asked, steps):
         answers = engine.generate([TokensPrompt(prompt_token_ids=ids)] * count, settings, use_tqdm=False)
-    return {"drawn": [list(one.outputs[0].token_ids) for one in answers], "steps": asdict(steps)}
+    return {"drawn": [list(one.outputs[0].token_ids) for one in answers], "steps": steps}
 
 
 def main(given: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -286,7 +306,7 @@ def main(given: list[dict[str, Any]]) -> list[dict[str, Any]]:
             else:
                 heard, steps = answered(engine, asked, name)
                 told["heard"] = {one: asdict(what) for one, what in heard.items()}
-                told |= {"steps": asdict(steps), "runner": type(runner(engine)).__module__}
+                told |= {"steps": steps, "runner": type(runner(engine)).__module__}
             found.append(told)
         del engine
         engines.close()

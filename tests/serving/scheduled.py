@@ -30,18 +30,10 @@ OFF = {"saccade": "off"}
 
 
 def config(policy: str, **settings: Any) -> Any:
-    """A configuration as the command line makes it."""
     given = {
-        "model": str(model_path()),
-        "dtype": "float32",
-        "max_model_len": 512,
-        "block_size": BLOCK,
-        "max_num_seqs": 8,
-        "max_num_batched_tokens": 64,
-        "scheduler_cls": SCHEDULER,
-        "async_scheduling": False,
-        "attention_backend": "CUSTOM",
-        "additional_config": {"saccade": {"policy": policy}},
+        **{"model": str(model_path()), "dtype": "float32", "max_model_len": 512, "block_size": BLOCK},
+        **{"max_num_seqs": 8, "max_num_batched_tokens": 64, "scheduler_cls": SCHEDULER, "async_scheduling": False},
+        **{"attention_backend": "CUSTOM", "additional_config": {"saccade": {"policy": policy}}},
     }
     return EngineArgs(**{**given, **settings}).create_engine_config()
 
@@ -68,12 +60,9 @@ class Known:
 class Worker:
     """Follows scheduler outputs as model runner V1 does, or, with `v2`, keeps its own count as V2 does.
 
-    Attributes:
-        covered: rows up to which one-token steps are exact.
-        steps: of each request, `(start, tokens)` of all steps.
-        slots: of each block and offset, the tokens up to there and whether it is clean.
-        found: slots that each request was given when it first came.
-        given: requests that came in this step, with slots that they have not computed.
+    One-token steps of rows up to `covered` are exact. `steps` are `(start, tokens)` of each request, `slots`, by block
+    and offset, the text up to there and whether it is clean; `found` slots that each request was given when it first
+    came, `given` requests that came in this step, with slots that they have not computed.
     """
 
     covered: int = 0
@@ -95,7 +84,6 @@ class Worker:
         return ModelRunnerOutput(names, {name: row for row, name in enumerate(names)}, sampled)
 
     def clean(self, request_id: str) -> list[bool]:
-        """Of each slot that a request has computed or was given."""
         known = self.known[request_id]
         return [self.slots[known.blocks[place // BLOCK], place % BLOCK][1] for place in range(known.computed)]
 
@@ -154,14 +142,7 @@ class Engine:
     """A scheduler and a worker, stepped by hand; `ahead`: a step is scheduled before the last one's answer is known."""
 
     def __init__(
-        self,
-        policy: str,
-        *,
-        blocks: int = 400,
-        covered: int = 0,
-        v2: bool = False,
-        ahead: bool = False,
-        **settings: Any,
+        self, policy: str, blocks: int = 400, covered: int = 0, v2: bool = False, ahead: bool = False, **settings: Any
     ) -> None:
         init_none_hash(sha256)
         register_cache_spec()

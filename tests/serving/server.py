@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import psutil
 from prometheus_client.parser import text_string_to_metric_families
@@ -25,17 +26,10 @@ OURS_ALONE = ("VLLM_ENABLE_V1_MULTIPROCESSING", "VLLM_CPU_KVCACHE_SPACE", "VLLM_
 
 @dataclass(frozen=True)
 class Running:
-    """A server that answers.
-
-    Attributes:
-        process: the one that was started; it has children.
-        port: on 127.0.0.1.
-        log: everything it has written.
-    """
+    """A server that answers, on a port of 127.0.0.1; its process has children."""
 
     process: subprocess.Popen[bytes]
     port: int
-    log: Path
 
     @property
     def url(self) -> str:
@@ -56,11 +50,8 @@ class Running:
         return found
 
     def idle(self) -> bool:
-        """Whether nothing runs or waits, and no block is held."""
-        now = self.metrics()
-        return not any(
-            now[f"vllm:{name}"] for name in ("num_requests_running", "num_requests_waiting", "kv_cache_usage_perc")
-        )
+        now, names = self.metrics(), ("num_requests_running", "num_requests_waiting", "kv_cache_usage_perc")
+        return not any(now[f"vllm:{name}"] for name in names)
 
     def resident(self) -> int:
         """Bytes in memory that belong to the server's processes alone, cache included."""
@@ -78,16 +69,12 @@ def eventually(condition: Callable[[], bool], seconds: float = 60) -> bool:
     return condition()
 
 
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
-
-
 @contextmanager
 def running(folder: Path, *arguments: str, program: Sequence[str] = OURS, **told: str) -> Iterator[Running]:
     """`saccade serve`, or another server, with these arguments, and `told` in its environment, until the block ends."""
-    port, log = free_port(), folder / "server.log"
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port, log = int(probe.getsockname()[1]), folder / "server.log"
     environment = {name: value for name, value in os.environ.items() if name not in OURS_ALONE}
     environment.pop("PROMETHEUS_MULTIPROC_DIR", None)
     # oneDNN keeps a matrix product's code for every number of tokens that a step has had, 1024 of them, 20 MiB in each
@@ -98,10 +85,9 @@ def running(folder: Path, *arguments: str, program: Sequence[str] = OURS, **told
     environment |= told
     command = [*program, "--port", str(port), *arguments]
     with log.open("wb") as file:
-        process = subprocess.Popen(
-            command, stdin=subprocess.DEVNULL, stdout=file, stderr=subprocess.STDOUT, env=environment
-        )
-    server = Running(process, port, log)
+        told_to: Any = {"stdin": subprocess.DEVNULL, "stdout": file, "stderr": subprocess.STDOUT}
+        process = subprocess.Popen(command, env=environment, **told_to)
+    server = Running(process, port)
     try:
         assert eventually(lambda: process.poll() is not None or _answers(server), START_SECONDS), log.read_text()
         assert process.poll() is None, log.read_text()

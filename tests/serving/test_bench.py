@@ -61,39 +61,31 @@ def test_engines_one_after_another_as_on_a_gpu() -> None:
     """Points of their own, every engine alone, stock first and last; a policy that vLLM refuses costs only its rows."""
     settings = ServingSettings(**{**SETTINGS, "policies": [QUEST], "points": ["96x2", "40x1"], "steps": 2})
     job = replace(ServingJob.check(settings), groups=(("stock",), (QUEST,), (STOCK_AGAIN,)), turn=2, warm=8)
-    done: list[str] = []
-    results = job.run(lambda unit, results: done.append(unit))
+    done = list[str]()
+    results = job.run(lambda unit, _: done.append(unit))
     assert len(done) == job.units == 12
     points = [(16, 2), (16, 1), (96, 2), (40, 1)]
     expected = [(point, name) for point in points for name in ("stock", QUEST, STOCK_AGAIN)]
     assert [((row["context"], row["batch"]), row["policy"]) for row in results["rows"]] == expected
-    assert all(isinstance(row["drift"], float) for row in results["rows"])
-    assert all(row["steps"] == 2 and row["ms_per_token"] > 0 for row in results["rows"])
+    for row in results["rows"]:
+        assert isinstance(row["drift"], float) and row["steps"] == 2 and row["ms_per_token"] > 0
     stock, quest, _ = results["rows"][6:9]
     assert quest["bytes"] < stock["bytes"]
     assert results["engines"]["stock"]["tokens"] >= 2 * 96 and results["notes"] == []
     # A run that is cut off has other engines' rows; going on starts only what is missing.
     cut = {**results, "rows": [row for row in results["rows"] if row["policy"] != QUEST]}
     done.clear()
-    again = job.run(lambda unit, results: done.append(unit), before=cut)
-    assert len(done) == 4
-    assert all(QUEST in unit for unit in done)
-    kept = {(row["policy"], row["context"], row["batch"]): row["ms_per_token"] for row in cut["rows"]}
-    now = {(row["policy"], row["context"], row["batch"]): row["ms_per_token"] for row in again["rows"]}
-    assert len(now) == 12
-    assert kept.items() <= now.items()
+    again = job.run(lambda unit, _: done.append(unit), before=cut)
+    assert len(done) == 4 and all(QUEST in unit for unit in done)
+    kept, now = (
+        {(row["policy"], row["context"], row["batch"]): row["ms_per_token"] for row in found["rows"]}
+        for found in (cut, again)
+    )
+    assert len(now) == 12 and kept.items() <= now.items()
 
 
-@pytest.mark.parametrize(
-    ("cache", "names"),
-    [
-        pytest.param("auto", ("quest", "lychee_cluster"), id="auto"),
-        pytest.param("fp8", ("quest", "streaming"), id="fp8", marks=eight_bits),
-    ],
-)
-def test_every_engine_stands_on_the_same_cache(
-    cache: str, names: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.mark.parametrize("cache", ["auto", pytest.param("fp8", marks=eight_bits)])
+def test_every_engine_stands_on_the_same_cache(cache: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Policies that attend to everything decode what stock decodes from the same random keys, which stay as they were.
 
     `lychee_cluster` reads text, and finds the index of what was not prefilled in its first step.
@@ -101,20 +93,17 @@ def test_every_engine_stands_on_the_same_cache(
     force_own_path(monkeypatch)
     # The model's own weights: what an engine makes up is not the same in all versions, and may answer one token always.
     monkeypatch.setattr(vllm, "LLM", lambda **given: LLM(**{**given, "load_format": "auto"}))
-    told = []
+    told, policies = [], ("quest:budget=512", f"{'streaming' if cache == 'fp8' else 'lychee_cluster'}:budget=512")
     sizes = {"max_model_len": 512, "max_num_seqs": 2, "max_num_batched_tokens": 128, "block_size": 32}
-    room = {"num_gpu_blocks_override": 300, "kv_cache_memory_bytes": 2**28}
-    for options in (None, *(ServeOptions(Policy.from_spec(f"{name}:budget=512")) for name in names)):
-        engine = SyntheticEngine(
-            options, model=str(model_path()), dtype="float32", kv_cache_dtype=cache, enforce_eager=True, **sizes, **room
-        )
+    room = {"num_gpu_blocks_override": 300, "kv_cache_memory_bytes": 2**28, "kv_cache_dtype": cache}
+    given: dict[str, Any] = {"model": str(model_path()), "dtype": "float32", "enforce_eager": True, **sizes, **room}
+    for options in (None, *(ServeOptions(Policy.from_spec(policy)) for policy in policies)):
+        engine = SyntheticEngine(options, **given)
         assert engine.facts["attention"] == ["CPU_ATTN" if options is None else "CUSTOM"]
         caches = [layer.kv_cache for layer in runner(engine.llm).compilation_config.static_forward_context.values()]
         for held in caches:
-            numbers = as_numbers(held, cache).float()
-            assert bool(numbers.isfinite().all())
             # As random as asked for, in 8 bits too.
-            assert 0.9 < float(numbers.std()) < 1.1
+            assert 0.9 < float(as_numbers(held, cache).float().std()) < 1.1
         filled = [cache.clone() for cache in caches]
         engine.begin(200, 2)
         # No prompt was run.
@@ -165,16 +154,12 @@ def test_clients_and_agents_are_served_from_the_prefix_cache(monkeypatch: pytest
     clean = [fmean(one[turn][0] // 32 * 32 for one in lengths) for turn in range(2)]
     assert cached["resa"] == [16, *clean] != [16, *said]
     assert [row.policy for row in loads] == [row["policy"] for row in results["rows"]] == ["stock", "resa", STOCK_AGAIN]
-    assert results["notes"] == []
     right = [row["right"] for row in results["rows"]]
     assert right[0] == right[2] and [len(turns) for turns in right[1]] == [2, 2]
-    assert sum(map(sum, right[0])) > 0
+    assert sum(map(sum, right[0])) > 0 and results["notes"] == []
     for row in loads:
-        assert row.requests >= 6
-        assert row.cached_share == 0.75
-        assert row.requests_per_second > 0
-        assert 0 < row.next_ms <= row.next_ms_p99
-        assert 0 < row.first_ms <= row.first_ms_p99
+        assert row.requests >= 6 and row.cached_share == 0.75 and row.requests_per_second > 0
+        assert 0 < row.next_ms <= row.next_ms_p99 and 0 < row.first_ms <= row.first_ms_p99
         # Four tokens a request: a first one and three gaps, but for requests that were under way at either end.
         assert abs(row.gaps - 3 * row.firsts) <= 6
 
@@ -194,19 +179,12 @@ def test_a_worker_that_inherits_the_extension_is_not_given_it_again(
         SyntheticEngine(options, model=str(model_path()), max_num_seqs=2)
 
 
-class Graphs:
-    """What runner V2 keeps piecewise graphs in."""
-
-    def run_pw_graph(self, model: Any, inputs: dict[str, Any]) -> Any:
-        return "graph"
-
-
 def test_the_model_is_left_out_of_model_runner_v2_too() -> None:
-    worker = SyntheticWorker()
+    worker, graphs = SyntheticWorker(), type("Graphs", (), {"run_pw_graph": lambda self, model, inputs: "graph"})()
     config = SimpleNamespace(get_hidden_size=lambda: 48, dtype=torch.bfloat16)
     worker.vllm_config = SimpleNamespace(model_config=config)
     model = SimpleNamespace(compute_logits=lambda hidden: "logits")
-    worker.model_runner = runner = SimpleNamespace(model=model, cudagraph_manager=Graphs())
+    worker.model_runner = runner = SimpleNamespace(model=model, cudagraph_manager=graphs)
     inputs = {"input_ids": torch.zeros(1000, dtype=torch.int32), "positions": None}
     worker.skip_model(True)
     answers = runner.model(**inputs), runner.cudagraph_manager.run_pw_graph(runner.model, inputs)
@@ -215,5 +193,4 @@ def test_the_model_is_left_out_of_model_runner_v2_too() -> None:
         assert not hidden.any()
     assert runner.model.compute_logits(answers[0]) == "logits"
     worker.skip_model(False)
-    assert runner.model is model
-    assert runner.cudagraph_manager.run_pw_graph(model, inputs) == "graph"
+    assert runner.model is model and runner.cudagraph_manager.run_pw_graph(model, inputs) == "graph"

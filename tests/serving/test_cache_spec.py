@@ -15,6 +15,7 @@ from vllm.utils.hashing import sha256
 from vllm.v1.core.block_pool import BlockPool
 from vllm.v1.core.kv_cache_manager import KVCacheManager
 from vllm.v1.core.kv_cache_utils import generate_scheduler_kv_cache_config, get_request_block_hasher, init_none_hash
+from vllm.v1.core.single_type_kv_cache_manager import FullAttentionManager
 from vllm.v1.engine import core
 from vllm.v1.kv_cache_interface import (
     ChunkedLocalAttentionSpec,
@@ -25,13 +26,13 @@ from vllm.v1.kv_cache_interface import (
     RSWASpec,
     SlidingWindowSpec,
 )
+from vllm.v1.kv_cache_spec_registry import KVCacheSpecRegistry
 from vllm.v1.request import Request
 
 from saccade import Policy, ServingError
 from saccade.adapters.vllm import clean
 from saccade.adapters.vllm.cache_spec import CleanPrefixManager, SaccadeAttentionSpec, register_cache_spec
 from saccade.checkpoints.bundled import model_path
-from saccade.selection.selector import WindowSelector
 from saccade.types import ModelShape
 
 BLOCK = 4
@@ -52,20 +53,15 @@ def config() -> Any:
     return EngineArgs(model=str(model_path()), max_num_batched_tokens=64, **settings).create_engine_config()
 
 
-def test_covered_length_is_never_beyond_the_limit() -> None:
-    for limit in (1, 7, 8):
-        assert clean.covered_length(None, limit) == limit
-        assert clean.covered_length(WindowSelector(budget=7, sinks=2), limit) == min(limit, 7)
-
-
-@pytest.mark.parametrize("policy", ["resa:min_pages=2", "tidal:budget=9,reselect=2"])
-def test_covered_length_is_the_first_that_is_not_left(policy: str) -> None:
+@pytest.mark.parametrize("policy", ["resa:min_pages=2", "tidal:budget=9,reselect=2", "streaming:budget=7,sinks=2"])
+def test_covered_length_is_the_last_that_is_covered(policy: str) -> None:
     selector = Policy.from_spec(policy).plan(ModelShape(4, 4, 2, 8)).selector
     covered = clean.covered_length(selector, 3000)
-    assert selector is not None
+    assert selector is not None and 0 < covered < 3000 and not selector.covers(covered + 1)
     assert all(selector.covers(length) for length in range(1, covered + 1))
-    assert 0 < covered < 3000
-    assert not selector.covers(covered + 1)
+    for limit in (1, covered, covered + 1):
+        assert clean.covered_length(None, limit) == limit
+        assert clean.covered_length(selector, limit) == min(limit, covered)
 
 
 def test_spec_keeps_the_layer_and_makes_room_behind_the_keys() -> None:
@@ -101,14 +97,12 @@ def test_layers_that_are_refused(spec: KVCacheSpec, reason: str) -> None:
     assert "\n" not in str(error.value)
 
 
-@pytest.mark.parametrize("longest", [0, 63, 64, 65])
-def test_a_window_as_wide_as_the_longest_row_is_full_attention(longest: int) -> None:
+def test_a_window_as_wide_as_the_longest_row_is_full_attention() -> None:
     windowed = SlidingWindowSpec(block_size=BLOCK, num_kv_heads=2, head_size=8, dtype=torch.bfloat16, sliding_window=64)
-    if longest in (63, 64):
+    for longest in (63, 64):
         spec = SaccadeAttentionSpec.of(windowed, QUEST, 96, covered=16, longest=longest)
-        assert spec == SaccadeAttentionSpec.of(LAYER, QUEST, 96, covered=16)
-        assert spec.sliding_window is None
-    else:
+        assert spec == SaccadeAttentionSpec.of(LAYER, QUEST, 96, covered=16) and spec.sliding_window is None
+    for longest in (0, 65):
         with pytest.raises(ServingError, match="a window of 64 tokens"):
             SaccadeAttentionSpec.of(windowed, QUEST, 96, covered=16, longest=longest)
 
@@ -116,9 +110,7 @@ def test_a_window_as_wide_as_the_longest_row_is_full_attention(longest: int) -> 
 def test_spec_survives_the_way_to_the_workers_and_back() -> None:
     spec = SaccadeAttentionSpec.of(LAYER, RECTIFIED, 96, covered=16)
     for twin in (pickle.loads(pickle.dumps(spec)), copy.deepcopy(spec)):
-        assert twin == spec
-        assert type(twin) is SaccadeAttentionSpec
-        assert hash(twin) == hash(spec)
+        assert twin == spec and type(twin) is SaccadeAttentionSpec and hash(twin) == hash(spec)
 
 
 @pytest.mark.parametrize("block", [1, 8])
@@ -131,29 +123,23 @@ def test_room_grows_and_shrinks_with_the_block(block: int) -> None:
 
 
 def test_merge() -> None:
+    """Stock's specs are as they were, beside ours."""
+    assert KVCacheSpecRegistry.get_manager_class(LAYER) is FullAttentionManager
     spec = SaccadeAttentionSpec.of(LAYER, QUEST, 96, covered=16)
+    assert KVCacheSpecRegistry.get_manager_class(spec) is CleanPrefixManager
+    assert spec.is_uniform_with_collection({"a": spec, "b": LAYER})
     assert SaccadeAttentionSpec.merge([spec, copy.deepcopy(spec)]) == spec
-    others = [
-        SaccadeAttentionSpec.of(LAYER, RECTIFIED, 96, covered=16),
-        SaccadeAttentionSpec.of(LAYER, QUEST, 96, covered=17),
-        SaccadeAttentionSpec.of(LAYER, QUEST, 32, covered=16),
-        SaccadeAttentionSpec.of(replace(LAYER, num_kv_heads=1), QUEST, covered=16),
-        LAYER,
-    ]
-    assert SaccadeAttentionSpec.merge([others[0]] * 2) == others[0]
-    for other in others:
+    given = ((RECTIFIED, 96, 16), (QUEST, 96, 17), (QUEST, 32, 16))
+    others = [SaccadeAttentionSpec.of(LAYER, policy, extra, covered=covered) for policy, extra, covered in given]
+    for other in (*others, SaccadeAttentionSpec.of(replace(LAYER, num_kv_heads=1), QUEST, covered=16), LAYER):
         with pytest.raises(AssertionError):
             spec.merge([spec, other])
 
 
 def test_grouping_and_memory() -> None:
     """Layers of one kind form one group, also if their heads differ; the room is part of vLLM's own budget."""
-    layers = {
-        f"layers.{index}.attn": SaccadeAttentionSpec.of(
-            replace(LAYER, num_kv_heads=count), QUEST, 48 * count, covered=16
-        )
-        for index, count in enumerate((2, 1, 2))
-    }
+    specs = [SaccadeAttentionSpec.of(replace(LAYER, num_kv_heads=n), QUEST, 48 * n, covered=16) for n in (2, 1, 2)]
+    layers = {f"layers.{number}.attn": spec for number, spec in enumerate(specs)}
     pages = (PAGE // 2 + 48) * 5
     settings = copy.deepcopy(config())
     settings.cache_config.kv_cache_layout = "LBHNC"  # the CPU backend's
@@ -163,8 +149,7 @@ def test_grouping_and_memory() -> None:
     (worker,) = core.get_kv_cache_configs(settings, [layers], [pages * 300 + 5], *groups)
     assert worker.num_blocks == 300
     (group,) = generate_scheduler_kv_cache_config([worker]).kv_cache_groups
-    assert isinstance(group.kv_cache_spec, SaccadeAttentionSpec)
-    assert sorted(group.layer_names) == sorted(layers)
+    assert isinstance(group.kv_cache_spec, SaccadeAttentionSpec) and sorted(group.layer_names) == sorted(layers)
     manager = KVCacheManager(generate_scheduler_kv_cache_config([worker]), 512, BLOCK, BLOCK)
     assert type(manager.coordinator.single_type_managers[0]) is CleanPrefixManager
 
@@ -173,9 +158,8 @@ def test_partial_tail_blocks() -> None:
     """Hashes finer than blocks publish the prompt's tail; what a session appends later is not taken for prompt."""
     spec = SaccadeAttentionSpec.of(replace(LAYER, block_size=8), QUEST, covered=0)
     pool = BlockPool(num_gpu_blocks=20, enable_caching=True, hash_block_size=2)
-    manager = CleanPrefixManager(
-        spec, block_pool=pool, enable_caching=True, kv_cache_group_id=0, scheduler_block_size=8
-    )
+    told = {"enable_caching": True, "kv_cache_group_id": 0, "scheduler_block_size": 8}
+    manager = CleanPrefixManager(spec, block_pool=pool, **told)
 
     def request(tokens: list[int]) -> Request:
         return Request("a", tokens, SamplingParams(), None, block_hasher=get_request_block_hasher(2, sha256))

@@ -3,11 +3,13 @@
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from functools import cache
 from itertools import cycle
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from engines import tokenizer
 
 from benchmarks import drafts
 from benchmarks.drafts import AGAIN, PLAIN, TRIED, Drafts, DraftsSettings, drafts_table
@@ -26,13 +28,12 @@ from saccade.errors import SaccadeError
 
 SERVED = "quest:budget=64,rectify=4:verify"
 ALWAYS = f"{SERVED}, always"
-NEW = 32
 STOCK_SECONDS, SLOW = 0.5, 7.0
 
 
 def settings(**other: Any) -> DraftsSettings:
     told = {"model": str(model_path()), "policy": "quest", "budgets": "64", "drafts": 4, "context": 1024, "texts": 3}
-    return DraftsSettings(**{**told, "new_tokens": NEW, "batches": "2", "seed": 0, **other})
+    return DraftsSettings(**{**told, "new_tokens": 32, "batches": "2", "seed": 0, **other})
 
 
 class Scripted:
@@ -50,8 +51,7 @@ class Scripted:
 
     def add_request(self, name: str, prompt: Any, params: Any) -> None:
         assert len(prompt["prompt_token_ids"]) <= 1024 and name not in self.rows
-        gains = cycle(self.gains)
-        self.rows[name] = SimpleNamespace(params=params, length=0, waits=int(name), gains=gains)
+        self.rows[name] = SimpleNamespace(params=params, length=0, waits=int(name), gains=cycle(self.gains))
 
     def has_unfinished_requests(self) -> bool:
         return bool(self.rows)
@@ -76,26 +76,21 @@ class Scripted:
         self.closed += 1
 
 
-texts: dict[Any, dict[str, list[list[int]]]] = {}
-
-
-def texts_by_kind(tokenizer: Any, *sizes: int) -> dict[str, list[list[int]]]:
-    """Of the bundled model; making them is all that takes long here."""
-    if sizes not in texts:
-        texts[sizes] = kinds.texts_by_kind(tokenizer, *sizes)
-    return texts[sizes]
+@cache
+def texts_of(*sizes: int) -> dict[str, list[list[int]]]:
+    """Making them is all that takes long here."""
+    return kinds.texts_by_kind(tokenizer(), *sizes)
 
 
 def job_of(monkeypatch: pytest.MonkeyPatch, now: list[float], engines: dict[str, Scripted], **other: Any) -> Drafts:
     monkeypatch.setattr(drafts, "time", SimpleNamespace(perf_counter=lambda: now[0]))
-    monkeypatch.setattr(drafts, "texts_by_kind", texts_by_kind)
+    monkeypatch.setattr(drafts, "texts_by_kind", lambda _, *sizes: texts_of(*sizes))
     monkeypatch.setattr(Drafts, "_engine", lambda _, name: engines.setdefault(name, Scripted(now, 1)))
     return Drafts.check(settings(**other))
 
 
 def ran(monkeypatch: pytest.MonkeyPatch, now: list[float], **engines: Scripted) -> dict[Any, Any]:
-    job = job_of(monkeypatch, now, engines)
-    told: list[tuple[str, int]] = []
+    job, told = job_of(monkeypatch, now, engines), list[tuple[str, int]]()
     results = job.run(lambda name, found: told.append((name, len(found["rows"]))))
     assert told == [(name, 5 * number) for number, name in enumerate(job.engines, 1)], "told engine by engine"
     assert [*job.engines] == ["stock", SERVED, ALWAYS, AGAIN] and job.units == 4
@@ -132,10 +127,9 @@ def test_answers_that_end_by_themselves(monkeypatch: pytest.MonkeyPatch) -> None
     now = [0.0]
     rows = ran(monkeypatch, now, **{ALWAYS: Scripted(now, 5, ends=8), SERVED: Scripted(now, 1, ends=1)})
     # Row 0 begins cycles at 1 and 6, and ends at 8 within the second: the other two have seven of full length.
-    assert rows[ALWAYS, "code", 0.0]["accepted"] == 1 and rows[ALWAYS, "code", 0.0]["gained"] == 5
-    assert rows[ALWAYS, "code", 0.0]["as_stock"] == 2
-    assert rows[ALWAYS, PLAIN, 0.0]["pace"] is None and rows[ALWAYS, PLAIN, 0.0]["steps"] == 0
-    assert rows[SERVED, "prose", 0.0]["gained"] == 1 and rows[SERVED, "prose", 0.0]["texts"] == 3
+    code, plain, prose = rows[ALWAYS, "code", 0.0], rows[ALWAYS, PLAIN, 0.0], rows[SERVED, "prose", 0.0]
+    assert (code["accepted"], code["gained"], code["as_stock"]) == (1, 5, 2)
+    assert (plain["pace"], plain["steps"], prose["gained"], prose["texts"]) == (None, 0, 1, 3)
 
 
 def test_rectified_beside_what_is_verified_text_by_text(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -156,8 +150,7 @@ def test_rectified_beside_what_is_verified_text_by_text(monkeypatch: pytest.Monk
 
 
 def test_a_cache_in_which_rows_would_wait_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    now = [0.0]
-    little = Scripted(now, 1, room=3 * 1253 - 1)
+    little = Scripted(now := [0.0], 1, room=3 * 1253 - 1)
     with pytest.raises(SaccadeError, match="3 rows of 1253 tokens: the cache has 3758, not 3759"):
         ran(monkeypatch, now, stock=little)
     assert little.closed == 1
@@ -219,12 +212,9 @@ def test_long_right_answers_are_asked_again(monkeypatch: pytest.MonkeyPatch, tmp
     assert judge(claim, readings.reasoning(results | {"qualified": 99})).verdict == "cannot be told"
 
 
-def test_a_share_of_memory_is_one() -> None:
+def test_what_reasoning_cannot_be_asked_of(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(SaccadeError, match=r"memory=1\.0 is not valid: a share of the device's"):
         Reasoning.check("nowhere", POLICIES, BUDGETS, SEED, 1.0)
-
-
-def test_without_problems_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "reasoning_gym", None)
     with pytest.raises(SaccadeError, match=r"reasoning_gym is missing: pip install --requirement claims/reasoning/"):
         problems_of(1, 0)

@@ -20,9 +20,8 @@ from saccade.adapters.vllm.worker.cuda import SaccadeFlashBuilder, reasons_of
 from saccade.adapters.vllm.worker.requests import RequestRow
 from saccade.adapters.vllm.worker.step import Step
 from saccade.decode import recall as recall_module
-from saccade.decode.recall import MeanRecall, OfRows, Recall, RecallObserver
+from saccade.decode.recall import MeanRecall, OfRows, RecallObserver
 from saccade.kernels.sparse_decode.api import sparse_decode
-from saccade.types import KVView, Selection, Softmax
 
 PAGES = "quest:budget=64,page=16,dense_layers=2"
 CLUSTERS = "lychee_cluster:form=paper,budget=64"
@@ -43,8 +42,14 @@ def tensors(thing: Any) -> list[Tensor]:
     return [found for one in thing for found in tensors(one)] if isinstance(thing, (tuple, list)) else []
 
 
-def test_dense_layers_are_vllms_and_the_others_are_ours(monkeypatch: pytest.MonkeyPatch) -> None:
-    engine = CudaEngine(monkeypatch, PAGES)
+def test_dense_layers_are_vllms_and_others_ours(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.INFO, logger="saccade"):
+        engine = CudaEngine(monkeypatch, PAGES)
+    support = SaccadeFlashBuilder.get_cudagraph_support(engine.config, engine.spec)
+    assert support is AttentionCGSupport.UNIFORM_SINGLE_TOKEN_DECODE
+    assert [record.message for record in caplog.records] == ["saccade: decoding steps are part of CUDA graphs"]
     step = decode_step(engine, [Row(0, 152), Row(3, 9)])
     parts = [step.part(layer) for layer in range(LAYERS)]
     assert [part.parent is step.dense and part.sparse is None for part in parts] == [True] * 2 + [False] * (LAYERS - 2)
@@ -57,44 +62,16 @@ def test_what_the_graph_reads_stays_where_it_is(monkeypatch: pytest.MonkeyPatch)
     """vLLM's own tensors are persistent; all others that a step names are ours, and the same at every step."""
     engine = CudaEngine(monkeypatch, PAGES)
     common = engine.metadata([Row(0, 152), Row(3, 99), Row(1, 0, 0)])
-    theirs = {common.seq_lens.data_ptr(), common.block_table_tensor.data_ptr()}
-    addresses = []
+    theirs, addresses = {common.seq_lens.data_ptr(), common.block_table_tensor.data_ptr()}, []
     for lengths in ((152, 99, 0), (301, 5, 0)):
         common.seq_lens.copy_(torch.tensor(lengths, dtype=torch.int32))
         step = engine.prepared(common)
         named = tensors((step.sparse.rows, step.written, step.sparse.state.workspace))
-        ours = [tensor for tensor in named if tensor.data_ptr() not in theirs]
-        addresses.append([tensor.data_ptr() for tensor in ours])
+        addresses.append([one for tensor in named if (one := tensor.data_ptr()) not in theirs])
         assert (step.written[0].start, step.written[0].count) == (None, 0)
-        assert step.sparse.rows.max_len == MAX_LEN
-        assert step.sparse.rows.bounds is None
-    assert addresses[0] == addresses[1]
+        assert (step.sparse.rows.max_len, step.sparse.rows.bounds) == (MAX_LEN, None)
     # Row starts and flags, which the rows written to share; and the workspace.
-    assert len(set(addresses[0])) == 3
-
-
-def test_attention_is_handed_the_same_memory_in_every_step(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of steps that a graph may hold and of others; zeros, which programs find and leave behind."""
-    engine, sparse = CudaEngine(monkeypatch, PAGES), Mock(wraps=sparse_decode)
-    state = engine.builder.sparse._state
-    state.attention = replace(state.attention, sparse=sparse)
-    engine.run(Row(0, 150, 150, True), Row(1, 99, 99, True))
-    engine.run(Row(0, 151), Row(1, 100))
-    engine.run(Row(0, 152), Row(2, 30, 30, True))
-    handed = [call.kwargs["workspace"] for call in sparse.call_args_list]
-    assert handed == [state.workspace] * 2 * (LAYERS - 2) and not state.workspace.turns.any()
-
-
-def test_rows_outside_of_the_policy_are_whole(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A request that opted out, and the last token of a prompt; a row that pads the batch is nothing."""
-    engine = CudaEngine(monkeypatch, PAGES)
-    engine.requests.rows[2] = RequestRow(sparse=False)
-    rows = [Row(0, 152), Row(2, 103), Row(1, 33, 1, True), Row(3, 0, 0)]
-    step = decode_step(engine, rows)
-    assert step.sparse.rows.whole.tolist() == [False, True, True, False]
-    # The same memory says it of the next batch.
-    assert decode_step(engine, [Row(2, 104), Row(0, 153)]).sparse.rows.whole.tolist() == [True, False]
-    assert step.sparse.rows.whole.tolist() == [True, False, True, False]
+    assert addresses[0] == addresses[1] and len(set(addresses[0])) == 3
 
 
 def test_rows_that_model_runner_v2_does_not_tell_of_pad_the_batch(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -104,38 +81,6 @@ def test_rows_that_model_runner_v2_does_not_tell_of_pad_the_batch(monkeypatch: p
     step = engine.builder.build(0, common)
     assert step.sparse.rows.batch == 4
     assert step.sparse.rows.whole.tolist() == [False] * 4
-
-
-def test_padding_changes_no_row_and_is_not_counted(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Two of four rows have tokens; their answers and counts are those of a batch of two."""
-    answers, counts = [], []
-    for padding in (0, 2):
-        torch.manual_seed(0)
-        engine = CudaEngine(monkeypatch, "tidal:budget=64,reselect=7")
-        engine.run(Row(0, 150, 150, True), Row(1, 99, 99, True))
-        qkv = engine.random_qkv(2)
-        rows = [Row(0, 151), Row(1, 100), *[Row(2, 0, 0)] * padding]
-        # Positions that pad the batch hold whatever was there before.
-        padded = [tuple(torch.cat((x, x.new_full((padding, *x.shape[1:]), torch.nan))) for x in layer) for layer in qkv]
-        common = engine.metadata(rows)
-        common.num_actual_tokens += padding
-        common.slot_mapping = torch.cat((common.slot_mapping, common.slot_mapping.new_full((padding,), -1)))
-        outputs = engine.layers_of(engine.builder.build(0, common), common, padded)
-        answers.append([out[:2] for out in outputs])
-        counts.append(engine.serving.counters.totals())
-    for alone, with_padding in zip(*answers, strict=True):
-        assert torch.equal(alone, with_padding)
-    assert counts[0] == counts[1]
-    assert all(steps == 2 for *_, steps in counts[0])
-
-
-def test_who_is_captured_says_so(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
-    with caplog.at_level(logging.INFO, logger="saccade"):
-        engine = CudaEngine(monkeypatch, "less_is_more:budget=64,reselect=7")
-    support = SaccadeFlashBuilder.get_cudagraph_support(engine.config, engine.spec)
-    told = [record.message for record in caplog.records if "CUDA graphs" in record.message]
-    assert support is AttentionCGSupport.UNIFORM_SINGLE_TOKEN_DECODE
-    assert told == ["saccade: decoding steps are part of CUDA graphs"]
 
 
 @pytest.mark.parametrize(
@@ -159,19 +104,17 @@ def test_an_index_is_set_aside_before_the_cache(
     with caplog.at_level(logging.INFO, logger="saccade"):
         engine = CudaEngine(monkeypatch, CLUSTERS, settings={"max_num_seqs": 4})
     size = f"{5 * row / 2**30:.2f}"
-    told = told.format(
-        size=size, much=f"of up to 512 tokens would take {size} GiB, more than 10% of the device's memory"
-    )
+    much = f"of up to 512 tokens would take {size} GiB, more than 10% of the device's memory"
+    told = told.format(size=size, much=much)
     assert [record.message for record in caplog.records] == [f"saccade: decoding steps are {told}"]
     held = room.room_of(engine.config)
     support = SaccadeFlashBuilder.get_cudagraph_support(engine.config, engine.spec)
+    assert support.name == ("UNIFORM_SINGLE_TOKEN_DECODE" if share is None else "NEVER")
+    assert (held.index is None) == (share is not None)
     if held.index is None:
-        assert support is AttentionCGSupport.NEVER
         return
-    assert support is AttentionCGSupport.UNIFORM_SINGLE_TOKEN_DECODE
     # Four slots and nobody's, in the ten layers that select.
-    assert len(held.index.table.stops) == 5
-    assert list(held.index.layers) == list(range(2, LAYERS))
+    assert (len(held.index.table.stops), [*held.index.layers]) == (5, [*range(2, LAYERS)])
     # vLLM may make builders twice, the first time to see what graphs need.
     again = SaccadeFlashBuilder(engine.spec, engine.names, engine.config, engine.device)
     assert again.sparse.slots.index is engine.builder.sparse.slots.index is held.index
@@ -187,65 +130,33 @@ def test_an_index_that_sleep_may_discard_is_not_set_aside(monkeypatch: pytest.Mo
 
 def serve(engine: CudaEngine, **changes: Any) -> None:
     """Let the engine's steps serve with these; recall, if it is measured, in each."""
-    for part, name in ((engine.builder.sparse, "serving"), (engine.builder.sparse.sampling, "_serving")):
-        options = replace(engine.serving.options, recall=1.0)
-        vars(part)[name] = replace(engine.serving, options=options, **changes)
-
-
-def searched(engine: CudaEngine) -> list[int]:
-    """The slots that the latest step's rows search."""
-    index: Any = engine.builder.sparse.slots.index
-    found: list[int] = index.placed[1].tolist()
-    return found
+    sparse, options = engine.builder.sparse, replace(engine.serving.options, recall=1.0)
+    sparse.serving = sparse.sampling._serving = replace(engine.serving, options=options, **changes)
 
 
 def test_only_rows_that_decode_search_an_index(monkeypatch: pytest.MonkeyPatch) -> None:
     """Also who has just finished a prompt; of who opted out, pads the batch or is none: nobody's."""
     engine = CudaEngine(monkeypatch, CLUSTERS, settings={"max_num_seqs": 5})
     engine.requests.rows[2] = RequestRow(sparse=False)
-    nobody, prompts = 5, [Row(0, 150, 150, True), Row(1, 99, 99, True), Row(2, 103, 103, True)]
-    engine.run(*prompts)
+    nobody, index = 5, engine.builder.sparse.slots.index
+    engine.run(Row(0, 150, 150, True), Row(1, 99, 99, True), Row(2, 103, 103, True))
     engine.run(Row(0, 151), Row(1, 100))
-    held = {row.slot: engine.requests.rows[row.slot].memory for row in prompts[:2]}
     engine.run(Row(3, 230, 230, True))
     step = decode_step(engine, [Row(1, 101), Row(2, 104), Row(3, 231), Row(0, 152), Row(0, 0, 0)])
-    assert searched(engine) == [held[1].slot, nobody, engine.requests.rows[3].memory.slot, held[0].slot, nobody]
+    first, second, last = (engine.requests.rows[row].memory.slot for row in (0, 1, 3))
+    assert index.placed[1].tolist() == [second, nobody, last, first, nobody]
     assert step.sparse.rows.whole.tolist() == [False, True, False, False, False]
     # What is prepared for a capture.
     step = decode_step(engine, [Row(0, 1), Row(1, 1)])
-    assert searched(engine) == [nobody] * 2
-    assert step.sparse.rows.whole.tolist() == [True, True]
+    assert (index.placed[1].tolist(), step.sparse.rows.whole.tolist()) == ([nobody] * 2, [True] * 2)
 
 
-def test_who_takes_a_slot_over_is_answered_as_in_a_new_engine(monkeypatch: pytest.MonkeyPatch) -> None:
-    """One request after the other in the same slot, and in the same place of vLLM's batch."""
-    answers = []
-    for before in (True, False):
-        engine = CudaEngine(monkeypatch, CLUSTERS, settings={"max_num_seqs": 1})
-        if before:
-            torch.manual_seed(1)
-            engine.run(Row(0, 400, 400, True))
-            for length in (401, 402):
-                engine.run(Row(0, length))
-            assert engine.requests.rows[0].memory.slot == 0
-            engine.requests._leave(0)
-            engine.requests._enter(0, RequestRow())
-        torch.manual_seed(2)
-        engine.run(Row(0, 120, 120, True))
-        answers.append([out for length in (121, 122) for out in engine.run(Row(0, length))])
-        assert engine.requests.rows[0].memory.slot == 0
-    assert all(map(torch.equal, *answers))
+EXACT = "composed:scorer=exact,budget=64,roles={roles}"
 
 
 @pytest.mark.parametrize(
     ("policy", "mixed"),
-    [
-        (PAGES, False),
-        (PAGES, True),
-        (CLUSTERS, True),
-        ("tidal:budget=64,reselect=7", False),
-        ("composed:scorer=exact,budget=64,roles={roles}", True),
-    ],
+    [(PAGES, False), (PAGES, True), (CLUSTERS, True), ("tidal:budget=64,reselect=7", False), (EXACT, True)],
 )
 def test_recall_behind_a_captured_step_is_that_of_the_step(
     policy: str, mixed: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -285,33 +196,24 @@ def test_recall_behind_a_captured_step_is_that_of_the_step(
     for layer, (one, other) in enumerate(zip(alone, behind, strict=True)):
         # Layers whose heads are all dense are vLLM's, and seen behind the step only.
         if engine.serving.plan.roles.passive[layer]:
-            assert one is None
-            assert other == MeanRecall(None, None, 0.0)
-        else:
-            assert one is not None
-            assert other is not None
-            # Float32 sums over rows that are padded to other widths.
-            for got, wanted in zip(other, one, strict=True):
-                assert got == (wanted if wanted is None else pytest.approx(wanted, rel=1e-5))
+            assert (one, other) == (None, MeanRecall(None, None, 0.0))
+            continue
+        assert one is not None and other is not None
+        # Float32 sums over rows that are padded to other widths.
+        for got, wanted in zip(other, one, strict=True):
+            assert got == (wanted if wanted is None else pytest.approx(wanted, rel=1e-5))
 
 
 def test_recall_is_measured_in_a_step_that_has_a_prompt_in_it_too(monkeypatch: pytest.MonkeyPatch) -> None:
     """Such a step is not captured, and is measured while it runs, but for layers whose heads are all dense."""
     engine = CudaEngine(monkeypatch, PAGES)
     recall, told = RecallObserver(LAYERS), []
-    report = SimpleNamespace(
-        step=lambda selecting, dense: told.append(selecting), measuring=told.append, layer_done=lambda layer: None
-    )
+    report = SimpleNamespace(step=lambda selecting, _: told.append(selecting), measuring=told.append)
+    report.layer_done = lambda layer: None
     serve(engine, recall=recall, metrics=report)
     engine.builder.sparse.sampling.keep(QUERY_HEADS // KV_HEADS, 4)
-    widths = set()
-
-    def recall_of(q: Tensor, kv: KVView, selection: Selection, softmax: Softmax) -> Recall:
-        widths.add((len(q), kv.rows.max_len))
-        return measured(q, kv, selection, softmax)
-
-    measured = recall_module.recall_of
-    monkeypatch.setattr(recall_module, "recall_of", recall_of)
+    measured = Mock(wraps=recall_module.recall_of)
+    monkeypatch.setattr(recall_module, "recall_of", measured)
     engine.run(Row(0, 150, 150, True), Row(1, 40, 40, True))
     engine.run(Row(0, 151), Row(1, 41), Row(2, 99, 99, True))
     found = recall.per_layer()
@@ -319,7 +221,7 @@ def test_recall_is_measured_in_a_step_that_has_a_prompt_in_it_too(monkeypatch: p
     totals = engine.serving.counters.totals()
     assert [tokens for tokens, *_ in totals[:2]] == [151 + 41] * 2
     assert [steps for *_, steps in totals] == [totals[-1][-1]] * LAYERS
-    assert widths == {(2, 151)}
+    assert {(len(call.args[0]), call.args[1].rows.max_len) for call in measured.call_args_list} == {(2, 151)}
     assert found[:2] == [None, None]
     assert all(layer is not None and 0 < layer.with_dense[0] < 1 for layer in found[2:])
     # Nothing is left for the next step to measure; a row that the budget covers does not count.
@@ -332,12 +234,23 @@ def test_recall_is_measured_in_a_step_that_has_a_prompt_in_it_too(monkeypatch: p
 def test_what_model_runner_v2_prepares_for_a_capture_is_nobodys(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its dummy rows stand in slots that warm-up requests have had, one token each and not of a prompt."""
     engine = CudaEngine(monkeypatch, PAGES)
-    told = []
-    report = SimpleNamespace(
-        step=lambda selecting, dense: told.append(selecting), disregard=lambda: told.append("nobody's")
-    )
+    told = list[Any]()
+    report = SimpleNamespace(step=lambda selecting, _: told.append(selecting))
+    report.disregard = lambda: told.append("nobody's")
     serve(engine, metrics=report)
     common = engine.metadata([Row(0, 1), Row(1, 1), Row(2, 1), Row(3, 1)])
     engine.layers_of(engine.builder.build_for_cudagraph_capture(common), common, engine.random_qkv(4))
     engine.prepared(engine.metadata([Row(0, 151), Row(1, 100)]))
     assert told == ["nobody's", [151, 100]]
+
+
+def test_attention_is_handed_the_same_memory_in_every_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of steps that a graph may hold and of others; zeros, which programs find and leave behind."""
+    engine, sparse = CudaEngine(monkeypatch, PAGES), Mock(wraps=sparse_decode)
+    state = engine.builder.sparse._state
+    state.attention = replace(state.attention, sparse=sparse)
+    engine.run(Row(0, 150, 150, True), Row(1, 99, 99, True))
+    engine.run(Row(0, 151), Row(1, 100))
+    engine.run(Row(0, 152), Row(2, 30, 30, True))
+    handed = [call.kwargs["workspace"] for call in sparse.call_args_list]
+    assert handed == [state.workspace] * 2 * (LAYERS - 2) and not state.workspace.turns.any()

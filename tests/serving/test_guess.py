@@ -17,17 +17,14 @@ from saccade.methods.policy import Policy
 from saccade.recipes.kept import keep
 from saccade.recipes.recipe import NAME, Recipe
 
-
-@pytest.fixture(autouse=True)
-def _cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setenv("SACCADE_CACHE", str(tmp_path / "cache"))
+pytestmark = pytest.mark.usefixtures("environment")
 
 
 def prepared(folder: Path, policy: str | None) -> Server:
     return prepare(["--uds", f"{folder}/socket"], model=str(folder), policy=policy)
 
 
-def by_hand(folder: Path, policy: str, **settings: Any) -> Any:
+def by_hand(folder: Path, policy: Any, **settings: Any) -> Any:
     """The configuration of `vllm serve`, with the plugin."""
     given = {"attention_backend": "CUSTOM", "additional_config": {"saccade": policy}, "block_size": 32, **settings}
     return AsyncEngineArgs(model=str(folder), **given).create_engine_config()
@@ -44,6 +41,18 @@ def test_a_start_that_would_guess_is_refused_with_the_command(policy: str | None
     with pytest.raises(ServingError) as early:
         by_hand(folder, written)
     assert str(early.value) == told
+    with pytest.raises(ServingError, match="--attention-backend CUSTOM"):
+        by_hand(folder, "quest", attention_backend=None)
+
+
+@pytest.mark.parametrize(
+    ("policy", "words"),
+    [("qest", "did you mean quest"), ("tidal:reselect=99", "valid layers are"), ({"polcy": "quest"}, "needs a policy")],
+)
+def test_whoever_starts_an_engine_by_hand_hears_it(policy: Any, words: str, folder: Path) -> None:
+    """In one line, before there are processes in which an error of ours would end two tracebacks away."""
+    with pytest.raises(ServingError, match=rf"\A.*{words}.*\Z"):
+        by_hand(folder, policy)
 
 
 def test_a_layer_that_is_named_or_was_found_is_no_guess(folder: Path) -> None:

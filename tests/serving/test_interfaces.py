@@ -45,11 +45,6 @@ def _forgotten() -> Iterator[None]:
     interfaces.problem.cache_clear()
 
 
-@pytest.fixture
-def _another_version(monkeypatch: pytest.MonkeyPatch, _forgotten: None) -> None:
-    monkeypatch.setattr(vllm, "__version__", ANOTHER)
-
-
 @pytest.mark.parametrize("place", PARTS)
 def test_all_is_where_it_was(place: str) -> None:
     check_interfaces(place)
@@ -65,11 +60,9 @@ def test_attributes_that_are_only_annotated_are_found_on_python_3_14() -> None:
 
 
 def used() -> set[tuple[str, str]]:
-    """Every name that our modules import from below vLLM's package; the engine for timings is no part of the plugin."""
+    """Every name that our modules import from below vLLM's package."""
     found = set()
     for path in PACKAGE.rglob("*.py"):
-        if path.name == "synthetic.py":
-            continue
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
             if isinstance(node, ast.ImportFrom) and not node.level and (node.module or "").partition(".")[0] == "vllm":
                 found |= {(str(node.module), alias.name) for alias in node.names}
@@ -77,13 +70,10 @@ def used() -> set[tuple[str, str]]:
 
 
 def test_the_table_knows_every_import() -> None:
-    known = {(part.module, part.name.partition(".")[0]) for parts in PARTS.values() for part in parts}
+    parts = [part for parts in PARTS.values() for part in parts]
+    unknown = used() - {(part.module, part.name.partition(".")[0]) for part in parts}
     # A module that is imported whole is known by its parts.
-    modules = {part.module for parts in PARTS.values() for part in parts}
-    unknown = {
-        f"{module}.{name}" for module, name in used() - known if f"{module}.{name}" not in modules and module != "vllm"
-    }
-    assert unknown == set()
+    assert {f"{module}.{name}" for module, name in unknown if module != "vllm"} <= {part.module for part in parts}
 
 
 class Moved:
@@ -123,14 +113,16 @@ def test_one_line_says_what_has_moved(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(PARTS, "elsewhere", tuple(Part("vllm", f"Gone{number}") for number in range(5)))
     with pytest.raises(ServingError) as refused:
         check_interfaces("elsewhere")
-    assert str(refused.value) == (
-        f"{WRITTEN_FOR}; here ({vllm.__version__}) vllm has no Gone0, vllm has no Gone1, vllm has no Gone2, and 2 more"
-    )
+    gone = "vllm has no Gone0, vllm has no Gone1, vllm has no Gone2, and 2 more"
+    assert str(refused.value) == f"{WRITTEN_FOR}; here ({vllm.__version__}) {gone}"
 
 
-def test_what_moved_is_lent_from_where_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_moved_is_lent_from_where_it_is_and_a_stand_in_where_it_is_gone(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(PARTS, "elsewhere", (Part("vllm.before|vllm", "LLM"), Part("vllm|os", "SamplingParams")))
     assert lent("elsewhere", "SamplingParams", "LLM") == [SamplingParams, vllm.LLM]
+    assert borrowed("vllm.nowhere", "Thing", object) is object
+    assert borrowed("vllm", "Nothing", ValueError) is ValueError
+    assert borrowed("vllm", "SamplingParams", object) is SamplingParams
 
 
 @pytest.mark.parametrize("version", [VERSIONS[0], f"{VERSIONS[0]}.4", f"{VERSIONS[-1]}.1.dev3+cpu"])
@@ -147,8 +139,10 @@ def config(text: PreTrainedConfig | None = None, **attention: Any) -> Any:
     return SimpleNamespace(additional_config=OPTIONS, attention_config=SimpleNamespace(**chosen), model_config=model)
 
 
-@pytest.mark.usefixtures("_another_version")
-def test_in_another_version_our_options_are_refused() -> None:
+@pytest.mark.usefixtures("_forgotten")
+def test_in_another_version_our_options_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(vllm, "__version__", ANOTHER)
+    interfaces.problem.cache_clear()  # of what has been registered
     with pytest.raises(ServingError) as refused:
         RequestRows(config())
     assert str(refused.value) == f"{WRITTEN_FOR}; this is vLLM {ANOTHER}"
@@ -156,7 +150,7 @@ def test_in_another_version_our_options_are_refused() -> None:
     RequestRows(SimpleNamespace(additional_config={}))
 
 
-TRITON = AttentionBackendEnum.TRITON_ATTN
+CUSTOM, TRITON = AttentionBackendEnum.CUSTOM, AttentionBackendEnum.TRITON_ATTN
 WINDOWS = Gemma3TextConfig()
 """Its layers have windows of 4,096, which a context of 8,192 exceeds."""
 
@@ -166,11 +160,7 @@ WINDOWS = Gemma3TextConfig()
     [
         (None, {"backend_per_kind": {"full_attention": TRITON}}, "CUSTOM, not TRITON_ATTN"),
         (WINDOWS, {"backend": TRITON}, "backend_per_kind.*, not TRITON_ATTN"),
-        (
-            WINDOWS,
-            {"backend": None, "backend_per_kind": {"sliding_window": AttentionBackendEnum.CUSTOM}},
-            "options need --attention-config",
-        ),
+        (WINDOWS, {"backend": None, "backend_per_kind": {"sliding_window": CUSTOM}}, "options need --attention-config"),
     ],
 )
 def test_options_without_the_backend_are_refused(text: Any, settings: dict[str, Any], words: str) -> None:
@@ -183,12 +173,6 @@ def test_options_without_the_plugin_are_refused(others: dict[Any, str], monkeypa
     monkeypatch.setattr("vllm.v1.attention.backends.registry._ATTN_OVERRIDES", others)
     with pytest.raises(ServingError, match="VLLM_PLUGINS"):
         RequestRows(config())
-
-
-def test_a_stand_in_is_lent_where_something_is_gone() -> None:
-    assert borrowed("vllm.nowhere", "Thing", object) is object
-    assert borrowed("vllm", "Nothing", ValueError) is ValueError
-    assert borrowed("vllm", "SamplingParams", object) is SamplingParams
 
 
 STOCK_ELSEWHERE = f"""
@@ -206,30 +190,16 @@ AttentionBackendEnum.CUSTOM.clear_override()
 plugin.register()
 assert not AttentionBackendEnum.CUSTOM.is_overridden()
 print("stock runs")
-import torch
-from vllm.v1.core.single_type_kv_cache_manager import FullAttentionManager
-from vllm.v1.kv_cache_interface import FullAttentionSpec
-from vllm.v1.kv_cache_spec_registry import KVCacheSpecRegistry
-from saccade.adapters.vllm.cache_spec import CleanPrefixManager, SaccadeAttentionSpec, register_cache_spec
+from saccade.adapters.vllm.cache_spec import register_cache_spec
 register_cache_spec()
 register_cache_spec()
-stock = FullAttentionSpec(block_size=4, num_kv_heads=2, head_size=8, dtype=torch.bfloat16)
-assert KVCacheSpecRegistry.get_manager_class(stock) is FullAttentionManager
-ours = SaccadeAttentionSpec.of(stock, "quest", covered=0)
-assert KVCacheSpecRegistry.get_manager_class(ours) is CleanPrefixManager
-assert ours.is_uniform_with_collection({{"a": ours, "b": stock}})
 """
 
 
 def test_what_another_version_demands_of_a_processor_does_not_stop_it() -> None:
-    """In a fresh process, where our specs are registered afterwards and leave the stock ones as they were."""
-    done = subprocess.run(
-        [sys.executable, "-c", STOCK_ELSEWHERE],
-        env={**os.environ, "VLLM_LOGGING_LEVEL": "WARNING"},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    """In a fresh process."""
+    command, environment = [sys.executable, "-c", STOCK_ELSEWHERE], {**os.environ, "VLLM_LOGGING_LEVEL": "WARNING"}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert "stock runs" in done.stdout
     assert f"saccade is not available: {WRITTEN_FOR}" in done.stdout + done.stderr

@@ -1,33 +1,24 @@
-"""What graphs of a lossless engine on CUDA hold: a draft that is renewed on the device, and a pass that verifies.
+"""What graphs of a lossless engine on CUDA hold: a draft that is renewed on the device, and a pass that verifies."""
 
-While it starts vLLM drafts for requests of its own, then captures graphs, which no thread may see.
-"""
-
-from collections import Counter
 from collections.abc import Sequence
-from types import SimpleNamespace
 from typing import Any
-from unittest.mock import patch
 
 import pytest
 import torch
-from cuda_engine import HEAD_DIM, KV_HEADS, MAX_LEN, QUERY_HEADS, CudaEngine, Row, to_fp8
+from cuda_engine import HEAD_DIM, MAX_LEN, CudaEngine, Row
 from torch import Tensor
 from vllm.v1.attention.backend import AttentionCGSupport
 from vllm.v1.attention.backends.flash_attn import FlashAttentionMetadataBuilder
 
-from counting import used
-from saccade.adapters.vllm import metrics
-from saccade.adapters.vllm.cache_dtype import digits
 from saccade.adapters.vllm.lossless import WORKER, speculation
 from saccade.adapters.vllm.options import drafting
-from saccade.adapters.vllm.worker import backend, cuda, lossless
+from saccade.adapters.vllm.worker import backend
 from saccade.adapters.vllm.worker.cuda import SaccadeFlashBuilder
 from saccade.adapters.vllm.worker.room import room_of
 from saccade.adapters.vllm.worker.worker import serving_of
 from saccade.checkpoints.bundled import model_path
-from saccade.decode.counters import Counters
 
+pytestmark = pytest.mark.usefixtures("runner_v2")
 DRAFTS = 3
 PAGES, PUBLISHED = "quest:budget=64,page=16", "less_is_more:budget=64,reselect=7"
 INDEXES = "token_clusters:budget=64,sinks=4", "lychee_cluster:budget=64,sinks=4,buffer=16"
@@ -35,11 +26,9 @@ INDEXES = "token_clusters:budget=64,sinks=4", "lychee_cluster:budget=64,sinks=4,
 
 def made(monkeypatch: pytest.MonkeyPatch, policy: str, cache: str = "auto") -> CudaEngine:
     """Its builder is the target's; two of four requests have a prompt in the cache."""
-    monkeypatch.setattr("vllm.config.vllm.HAS_TRITON", True)
-    monkeypatch.setenv("VLLM_USE_V2_MODEL_RUNNER", "1")
     torch.manual_seed(0)
-    settings = {"worker_cls": WORKER, "speculative_config": speculation(str(model_path()), DRAFTS, fixed=True)}
-    settings |= {"max_num_seqs": 4}
+    speculative = speculation(str(model_path()), DRAFTS, fixed=True)
+    settings = {"worker_cls": WORKER, "speculative_config": speculative, "max_num_seqs": 4}
     engine = CudaEngine(monkeypatch, f"{policy},rectify={DRAFTS}:verify", cache=cache, settings=settings)
     for slot, prompt in enumerate((158, 108)):
         engine.requests.rows[slot].certain = prompt
@@ -62,9 +51,14 @@ def padded(engine: CudaEngine, rows: Sequence[Row], tokens: int) -> Any:
 @pytest.mark.parametrize("policy", [PAGES, PUBLISHED, *INDEXES])
 def test_a_draft_renewed_in_place_is_one_made_anew(policy: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Over three drafts, the third of which falls into another page; layers that are vLLM's are renewed by vLLM."""
-    answers: list[list[Tensor]] = []
-    counts, parents = [], list[Any]()
+    answers, counts, parents = list[list[Tensor]](), [], list[Any]()
     stock = FlashAttentionMetadataBuilder.update_draft_decode_metadata
+
+    def update(one: Any, parent: Any) -> None:
+        parents.append(parent)
+        stock(one, parent)
+
+    monkeypatch.setattr(FlashAttentionMetadataBuilder, "update_draft_decode_metadata", update)
     for renews in (False, True):
         engine = made(monkeypatch, policy)
         builder, step, answers = draft_builder(engine), None, [*answers, []]
@@ -78,23 +72,13 @@ def test_a_draft_renewed_in_place_is_one_made_anew(policy: str, monkeypatch: pyt
             if step is None or not renews:
                 step = builder.build(0, common)
             else:
-                with patch.object(
-                    FlashAttentionMetadataBuilder,
-                    "update_draft_decode_metadata",
-                    lambda one, parent: parents.append(parent) or stock(one, parent),
-                ):
-                    builder.update_draft_decode_metadata(step)
+                builder.update_draft_decode_metadata(step)
                 assert parents[-1] is step.dense
-            written = [(one.start, one.count) for one in step.written]
-            assert written == ([(None, 0)] if policy == PAGES else [])
-            qkv = engine.random_qkv(3)
-            answers[-1] += [out[:2] for out in engine.layers_of(step, common, qkv)]
+            assert [(one.start, one.count) for one in step.written] == [(None, 0)] * (policy == PAGES)
+            answers[-1] += [out[:2] for out in engine.layers_of(step, common, engine.random_qkv(3))]
         counts.append(engine.serving.counters.totals())
-    assert len(parents) == DRAFTS - 1
-    for anew, renewed in zip(*answers, strict=True):
-        assert torch.equal(anew, renewed)
-    assert counts[0] == counts[1]
-    assert all(steps == 2 * DRAFTS for *_, steps in counts[0])
+    assert len(parents) == DRAFTS - 1 and all(map(torch.equal, *answers))
+    assert counts[0] == counts[1] and all(steps == 2 * DRAFTS for *_, steps in counts[0]), "padding is counted"
 
 
 @pytest.mark.parametrize("policy", [PAGES, PUBLISHED])
@@ -120,17 +104,14 @@ def test_what_verifies_stays_where_it_is_and_bounds_what_it_writes(monkeypatch: 
         step = engine.builder.build(0, common)
         (written,) = step.written
         assert written.start.tolist() == [lengths[0] - DRAFTS - 1, lengths[1] - DRAFTS - 1, 0]
-        assert (written.count, written.rows.page_table.data_ptr()) == (
-            DRAFTS + 1,
-            common.block_table_tensor.data_ptr(),
-        )
+        assert written.rows.page_table.data_ptr() == common.block_table_tensor.data_ptr()
+        assert written.count == DRAFTS + 1
         assert step.part(0).parent is step.part(11).parent is step.parent
         places.append((written.start.data_ptr(), written.rows.row_start.data_ptr()))
     assert places[0] == places[1]
     engine.layers_of(step, common, engine.random_qkv(3 * (DRAFTS + 1)))
     expect_bounds(engine, {0: 160, 1: 112})
-    mixed = [Row(0, 163), Row(1, 116, DRAFTS + 1), Row(2, 64, 64, True)]
-    common = engine.metadata(mixed)
+    common = engine.metadata([Row(0, 163), Row(1, 116, DRAFTS + 1), Row(2, 64, 64, True)])
     step = engine.builder.build(0, common)
     assert [written.count for written in step.written] == [64], "on the host one token waits until its page is full"
     engine.layers_of(step, common, engine.random_qkv(1 + DRAFTS + 1 + 64))
@@ -173,8 +154,7 @@ def expect_bounds(engine: CudaEngine, lengths: dict[int, int]) -> None:
     assert len(engine.serving.indexes.layers) == 10
 
 
-@pytest.mark.parametrize("factors", [1, KV_HEADS])
-def test_over_8_bits_queries_come_as_stocks_layers_make_them(factors: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_over_8_bits_queries_come_as_stocks_layers_make_them(monkeypatch: pytest.MonkeyPatch) -> None:
     """Quantised by the compiled model, which rounds them once: vLLM's kernel takes them so, and ours their digits."""
     engine = made(monkeypatch, PUBLISHED, "fp8")
     common, drafts, asked = engine.metadata([Row(0, 159), Row(1, 109)]), engine.random_qkv(2), dict[int, Tensor]()
@@ -189,50 +169,3 @@ def test_over_8_bits_queries_come_as_stocks_layers_make_them(factors: int, monke
         assert torch.equal(query, told.view_as(query))
     assert set(asked) == {*range(2, 12)}, "the first two are dense, and vLLM's"
     assert all(steps == 2 for *_, steps in engine.serving.counters.totals())
-    layer = engine.layers[3]
-    assert layer.query_quant is not None
-    layer._q_scale = torch.linspace(0.01, 0.05, factors).squeeze(0)
-    each = layer._q_scale.expand(KV_HEADS).repeat_interleave(QUERY_HEADS // KV_HEADS)[:, None]
-    query, seen = to_fp8(torch.randn(5, QUERY_HEADS, HEAD_DIM), each), []
-    monkeypatch.setattr(cuda.FlashAttentionImpl, "forward", lambda impl, _, given, *__: seen.append((impl, given)))
-    layer.impl.stock(layer, query, None, None, None, None, None)
-    ((impl, given),) = seen
-    assert given is query and impl.supports_quant_query_input
-    assert torch.equal(digits(query, layer._q_scale), query.float() * each)
-
-
-def test_nothing_is_counted_and_nobody_looks(monkeypatch: pytest.MonkeyPatch) -> None:
-    timers, said, seen, counters = list[Any](), Counter[str](), list[bool](), Counters(2, by_row=True)
-
-    def timer(seconds: float, look: Any) -> Any:
-        timers.append(look)
-        return SimpleNamespace(start=lambda: None)
-
-    def metric(name: str, *labels: str) -> Any:
-        return SimpleNamespace(inc=lambda amount: said.update({name: amount}), set=lambda value: None)
-
-    monkeypatch.setattr(metrics.threading, "Timer", timer)
-    monkeypatch.setattr(metrics, "metric", metric)
-    report = metrics.StepMetrics(counters, None, pause=1.0)
-
-    def step(length: int, attended: int) -> None:
-        report.step([length], [])
-        counters.add([used(layer, [length], [[attended]]) for layer in range(2)])
-
-    def warm_up(worker: Any) -> str:
-        seen.append(report.starting)
-        step(2000, 1000)
-        report.again()
-        report.verified("tidal", torch.ones(2, 3))
-        assert not timers
-        return "done"
-
-    worker: Any = object.__new__(lossless.LosslessWorker)
-    worker.vllm_config = None
-    monkeypatch.setattr(lossless.Worker, "compile_or_warm_up_model", warm_up)
-    monkeypatch.setattr(lossless, "serving_of", lambda _: SimpleNamespace(metrics=report))
-    assert worker.compile_or_warm_up_model() == "done" and seen == [True]
-    step(40, 20)
-    assert timers and not report.starting
-    report.flush()
-    assert said == {"tokens_decoded": 1, "tokens_attended": 20, "tokens_skipped": 20}

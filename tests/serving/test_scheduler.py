@@ -140,25 +140,6 @@ def test_a_session_may_opt_out_and_in_again() -> None:
     engine.finish()
 
 
-def test_model_runner_v2_is_sent_passes_as_new_requests() -> None:
-    """Its whole output for such a step. Of its tokens only how many they are: it holds them."""
-    engine = Engine("quest:budget=16,rectify=4", v2=True)
-    request = engine.add("a", prompt(7), 40)
-    engine.add("b", prompt(6, 900), 40, params={"extra_args": OFF})
-    while request.num_computed_tokens < 11:
-        engine.step()
-    length, output = request.num_tokens, engine.step()
-    (sent,) = output.scheduled_new_reqs
-    assert (sent.req_id, sent.num_computed_tokens, output.num_scheduled_tokens["a"]) == ("a", 7, 5)
-    assert (len(sent.prefill_token_ids), list(sent.prefill_token_ids)) == (length, [100])
-    with pytest.raises(IndexError):
-        sent.prefill_token_ids[1]
-    assert sent.prompt_token_ids == prompt(7) and sent.sampling_params is request.sampling_params
-    cached = output.scheduled_cached_reqs
-    assert cached.req_ids == ["b"] and len(cached.num_output_tokens) == 1
-    assert not output.preempted_req_ids and not output.finished_req_ids
-
-
 def test_counters_are_exported(monkeypatch: pytest.MonkeyPatch) -> None:
     counted: dict[str, int] = defaultdict(int)
 
@@ -317,3 +298,22 @@ def test_anything_at_any_time(seed: int, settled: tuple[dict[str, bool], bool]) 
             continue
         assert steps == phase(lengths[name], count, 10**9 if dense else every, engine.worker.covered)
     assert whole > 5
+
+
+def test_model_runner_v2_is_sent_passes_as_new_requests() -> None:
+    """Its whole output for such a step. Of its tokens only how many they are: it holds them."""
+    engine = Engine("quest:budget=16,rectify=4", v2=True)
+    request = engine.add("a", prompt(7), 40)
+    engine.add("b", prompt(6, 900), 40, params={"extra_args": OFF})
+    while request.num_computed_tokens < 11:
+        engine.step()
+    length, output = request.num_tokens, engine.step()
+    (sent,) = output.scheduled_new_reqs
+    assert (sent.req_id, sent.num_computed_tokens, output.num_scheduled_tokens["a"]) == ("a", 7, 5)
+    assert (len(sent.prefill_token_ids), list(sent.prefill_token_ids)) == (length, [100])
+    with pytest.raises(IndexError):
+        sent.prefill_token_ids[1]
+    assert sent.prompt_token_ids == prompt(7) and sent.sampling_params is request.sampling_params
+    cached = output.scheduled_cached_reqs
+    assert cached.req_ids == ["b"] and len(cached.num_output_tokens) == 1
+    assert not output.preempted_req_ids and not output.finished_req_ids

@@ -19,9 +19,10 @@ from saccade.errors import PolicyError, ServingError
 from saccade.recipes.acceptance import Acceptance
 
 POLICY, MODEL = "quest:budget=64,rectify=8:verify", "Qwen3-8B"
-# 100 cycles of one draft, 100 of three.
+# 100 cycles of one draft, 100 of three; two processes do half of it each.
 DRAFTED, ACCEPTED = (200, 100, 100), (180, 90, 72)
 EXPORT = """
+import os
 import sys
 import torch
 from prometheus_client import CollectorRegistry, Gauge, generate_latest
@@ -29,11 +30,14 @@ from prometheus_client.multiprocess import MultiProcessCollector
 from saccade.adapters.vllm.metrics import StepMetrics, count
 from saccade.decode.counters import Counters
 Gauge("vllm:num_requests_running", "theirs", ["engine", "model_name"]).labels("0", {model!r}).set(1)
+parent = os.fork()
 report = StepMetrics(Counters(2, by_row=True), None, 0.0)
 for policy in {policies!r}:
     report.step([90], [])
-    report.verified(policy, torch.tensor({drafts!r}))
-    count("cycles", 100, "1"), count("cycles", 100, "3")
+    report.verified(policy, torch.tensor({drafts!r}) // 2)
+    count("cycles", 50, "1"), count("cycles", 50, "3")
+parent or os._exit(0)
+os.wait()
 registry = CollectorRegistry()
 MultiProcessCollector(registry)
 sys.stdout.buffer.write(generate_latest(registry))
@@ -53,6 +57,7 @@ def serving(tmp_path: Path) -> Iterator[Serving]:
             command = [sys.executable, "-c", EXPORT.format(model=MODEL, policies=policies, drafts=(DRAFTED, ACCEPTED))]
             environment = {**os.environ, metrics.VARIABLE: str(folder)}
             text = subprocess.run(command, env=environment, capture_output=True, check=True).stdout
+            assert not policies or b"\nsaccade_share_attended 0.0\n" in text, "a share is of all processes"
         (tmp_path / "metrics").write_bytes(text)
         return f"http://127.0.0.1:{server.server_port}"
 

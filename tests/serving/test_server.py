@@ -42,16 +42,9 @@ REQUESTS = f"saccade_requests_total{{{POLICY}}}"
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
-    settings = {
-        "policy": POLICY,
-        "recall": 0.25,
-        # Most processors compute bfloat16 without instructions for it.
-        "dtype": "float32",
-        "max-model-len": 2048,
-        "max-num-seqs": 12,
-        "max-num-batched-tokens": 512,
-        "kv-cache-memory-bytes": CACHE,
-    }
+    # Most processors compute bfloat16 without instructions for it.
+    settings = {"policy": POLICY, "recall": 0.25, "dtype": "float32", "kv-cache-memory-bytes": CACHE}
+    settings |= {"max-model-len": 2048, "max-num-seqs": 12, "max-num-batched-tokens": 512}
     arguments = [str(part) for name, value in settings.items() for part in (f"--{name}", value)]
     # The worker in the engine's process, as on one GPU: a third one imports vLLM too, and the engine's spins beside it.
     told = {"VLLM_ENABLE_V1_MULTIPROCESSING": "0"}
@@ -61,11 +54,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
 
 @pytest.fixture
 def client(server: Running) -> OpenAI:
-    return OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0, timeout=120)
-
-
-def prompt(length: int, start: int) -> list[int]:
-    return tokens_of_text()[start : start + length]
+    return client_of(server)
 
 
 def asking(ids: list[int], tokens: int, **more: Any) -> dict[str, Any]:
@@ -83,7 +72,7 @@ def alone(client: OpenAI, ids: list[int], tokens: int, **more: Any) -> list[int]
 
 async def stream(client: AsyncOpenAI, ids: list[int], stop_after: int | None) -> list[int] | None:
     """The answer to one request of many; None if it was cancelled, after so many tokens."""
-    came: list[int] = []
+    came = list[int]()
     async with await client.completions.create(**asking(ids, ANSWER), stream=True) as chunks:
         async for chunk in chunks:
             choice: Any = chunk.choices[0]
@@ -96,7 +85,7 @@ async def stream(client: AsyncOpenAI, ids: list[int], stop_after: int | None) ->
 async def load(server: Running, seed: int) -> list[tuple[list[int], list[int] | None]]:
     """Prompts and answers of one round: a third of the streams is cancelled, before the first token or later."""
     chance = random.Random(seed)
-    prompts = [prompt(chance.randrange(20, 400), chance.randrange(40_000)) for _ in range(STREAMS)]
+    prompts = [tokens_of_text()[chance.randrange(40_000) :][: chance.randrange(20, 400)] for _ in range(STREAMS)]
     stops = [chance.randrange(ANSWER) if number % 3 == 0 else None for number in range(STREAMS)]
     async with AsyncOpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0, timeout=300) as client:
         tasks = []
@@ -124,8 +113,7 @@ def test_under_load_every_answer_is_the_one_given_alone(server: Running, client:
         resident.append(server.resident())
     now = server.metrics()
     completed = [(ids, answer) for ids, answer in answers if answer is not None]
-    assert len(completed) == STREAMS - len(range(0, STREAMS, 3))
-    assert len(completed) <= now[REQUESTS] - counted[REQUESTS] <= STREAMS
+    assert len(completed) == STREAMS - len(range(0, STREAMS, 3)) <= now[REQUESTS] - counted[REQUESTS] <= STREAMS
     assert now["saccade_preemptions_total"] == 0
     assert now["saccade_rectifications_total"] > counted["saccade_rectifications_total"]
     for ids, answer in completed:
@@ -134,54 +122,52 @@ def test_under_load_every_answer_is_the_one_given_alone(server: Running, client:
 
 def test_a_request_that_cannot_be_answered_is_told_why(server: Running, client: OpenAI) -> None:
     with pytest.raises(BadRequestError) as refused:
-        alone(client, prompt(10, 0), 4, vllm_xargs={"saccade": "maybe"})
+        alone(client, tokens_of_text()[:10], 4, vllm_xargs={"saccade": "maybe"})
     told = str(refused.value)
     assert "'maybe'" in told and '"off"' in told and len(told) < 2000
-    assert len(alone(client, prompt(100, 0), 5)) == 5
+    assert len(alone(client, tokens_of_text()[:100], 5)) == 5
     assert eventually(server.idle)
 
 
 PLACE, DAYS = {"enum": ["Bern", "Rome"]}, {"enum": [1, 2, 3]}
 SHAPE: dict[str, Any] = {"type": "object", "properties": {"city": PLACE, "days": DAYS}, "required": ["city", "days"]}
-TOOLS = [
-    {"type": "function", "function": {"name": name, "strict": True, "parameters": SHAPE}}
-    for name in ("weather", "forecast")
-]
+FUNCTIONS = [{"name": name, "strict": True, "parameters": SHAPE} for name in ("weather", "forecast")]
+TOOLS = [{"type": "function", "function": one} for one in FUNCTIONS]
 CHOICES: dict[str, Any] = {"required": "required", "named": {"type": "function", "function": {"name": "forecast"}}}
 
 
-def called(server: Running, choice: Any, **more: Any) -> tuple[str, str]:
+def client_of(server: Running) -> OpenAI:
+    return OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0, timeout=120)
+
+
+def called(client: OpenAI, choice: Any, **more: Any) -> tuple[str, str]:
     """The one tool that is called, and its arguments as they were written; a penalty ends what would repeat."""
     asked: Any = {"tools": TOOLS, "tool_choice": choice, "parallel_tool_calls": False, "extra_body": more}
     asked |= {"model": MODEL, "temperature": 0, "max_tokens": 120, "frequency_penalty": 1}
     text: Any = [{"role": "user", "content": "Tell me what the sky over the city will be like. " * 20}]
-    client = OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0, timeout=120)
     (call,) = client.chat.completions.create(messages=text, **asked).choices[0].message.tool_calls
     return call.function.name, call.function.arguments
 
 
 @pytest.mark.parametrize("name", CHOICES)
-def test_a_tool_is_called_in_its_form(server: Running, name: str) -> None:
+def test_a_tool_is_called_in_its_form(client: OpenAI, name: str) -> None:
     """Under a policy, which calls otherwise than the model does without one."""
-    tool, written = called(server, CHOICES[name])
+    tool, written = called(client, CHOICES[name])
     arguments = json.loads(written)
-    assert tool == "forecast" or name == "required"
-    assert arguments.keys() == SHAPE["properties"].keys()
+    assert (tool == "forecast" or name == "required") and arguments.keys() == SHAPE["properties"].keys()
     assert arguments["city"] in PLACE["enum"] and arguments["days"] in DAYS["enum"]
-    assert called(server, CHOICES[name], vllm_xargs={"saccade": "off"}) != (tool, written)
+    assert called(client, CHOICES[name], vllm_xargs={"saccade": "off"}) != (tool, written)
 
 
 @pytest.mark.walk
 def test_tools_are_called_as_stock_calls_them(tmp_path: Path) -> None:
     """Under a budget that covers; two servers, one after the other."""
     settings = ("--dtype", "float32", "--max-model-len", "2048", "--enforce-eager", "--kv-cache-memory-bytes")
-    found = []
-    for program, more in (
-        (OURS, ("--policy", "quest:budget=4096,rectify=8")),
-        (STOCK, ("--model", str(model_path()), "--served-model-name", MODEL)),
-    ):
+    stock = "--model", str(model_path()), "--served-model-name", MODEL
+    programs, found = {OURS: ("--policy", "quest:budget=4096,rectify=8"), STOCK: stock}, []
+    for program, more in programs.items():
         with running(tmp_path, *more, *settings, str(CACHE), *TOOLS_SERVED, program=program) as one:
-            found.append([called(one, choice) for choice in CHOICES.values()])
+            found.append([called(client_of(one), choice) for choice in CHOICES.values()])
     assert found[0] == found[1]
 
 
@@ -190,8 +176,8 @@ def test_metrics_say_what_was_asked(server: Running, client: OpenAI) -> None:
     before = server.metrics()
     asked = [(600, 30), (250, 17), (40, 1), (90, EVERY + 2)]
     for length, tokens in asked:
-        alone(client, prompt(length, 0), tokens)
-    alone(client, prompt(300, 0), 20, vllm_xargs={"saccade": "off"})
+        alone(client, tokens_of_text()[:length], tokens)
+    alone(client, tokens_of_text()[:300], 20, vllm_xargs={"saccade": "off"})
     steps = sum(tokens - 1 for _, tokens in asked)
 
     def counted() -> dict[str, float]:
@@ -200,17 +186,15 @@ def test_metrics_say_what_was_asked(server: Running, client: OpenAI) -> None:
 
     # The last step of a batch is reported when the batch is found empty, which is after its answer.
     assert eventually(lambda: counted()["saccade_tokens_decoded_total"] == steps), counted()
-    found = counted()
+    found, now = counted(), server.metrics()
     assert (found[REQUESTS], found["saccade_requests_total{off}"]) == (len(asked), 1)
     cached = sum(length + step for length, tokens in asked for step in range(1, tokens))
     assert found["saccade_tokens_attended_total"] + found["saccade_tokens_skipped_total"] == pytest.approx(cached)
     passes = sum((tokens - 1) // (EVERY + 1) for _, tokens in asked)
-    assert found["saccade_rectifications_total"] == passes
-    assert found["saccade_rectified_tokens_total"] == EVERY * passes
+    assert (found["saccade_rectifications_total"], found["saccade_rectified_tokens_total"]) == (passes, EVERY * passes)
     # Every fourth sparse step, wherever counting stood.
     assert found["saccade_attention_recall_count"] in ((steps - passes) // 4, -(-(steps - passes) // 4))
     assert 0 < found["saccade_attention_recall_sum"] <= found["saccade_attention_recall_count"]
-    now = server.metrics()
     attended, skipped = (now[f"saccade_tokens_{what}_total"] for what in ("attended", "skipped"))
     assert now["saccade_share_attended"] == pytest.approx(attended / (attended + skipped))
     assert 0 < now["saccade_share_attended"] < 0.5
@@ -226,20 +210,13 @@ def test_it_listens_on_this_machine_only(server: Running) -> None:
 def test_the_example_answers_sparsely_and_densely_and_ends(tmp_path: Path) -> None:
     """`examples/serve.py` as a user runs it: a server of its own, an answer from the official client, and the end."""
     environment = {name: value for name, value in os.environ.items() if name not in OURS_ALONE}
-    done = subprocess.run(
-        [sys.executable, str(Path(__file__).parents[2] / "examples" / "serve.py")],
-        cwd=tmp_path,
-        env=environment,
-        capture_output=True,
-        text=True,
-        stdin=subprocess.DEVNULL,
-        timeout=START_SECONDS,
-        check=False,
-    )
-    log = tmp_path / "server.log"
-    assert done.returncode == 0, done.stderr + log.read_text(encoding="utf-8", errors="replace")
+    command = [sys.executable, str(Path(__file__).parents[2] / "examples" / "serve.py")]
+    told: Any = {"capture_output": True, "text": True, "stdin": subprocess.DEVNULL, "timeout": START_SECONDS}
+    done = subprocess.run(command, cwd=tmp_path, env=environment, check=False, **told)
+    log = (tmp_path / "server.log").read_text(encoding="utf-8", errors="replace")
+    assert done.returncode == 0, done.stderr + log
     assert "\nsaccade on: 4821\nsaccade off: 4821\nthe server has ended with status 0\n" in done.stdout
-    assert "policy   tidal:budget=256,reselect=7" in log.read_text(encoding="utf-8", errors="replace")
+    assert "policy   tidal:budget=256,reselect=7" in log
     assert [child.cmdline() for child in psutil.Process().children() if "serve" in child.cmdline()] == []
 
 

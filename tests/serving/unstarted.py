@@ -16,7 +16,6 @@ SMALL: dict[str, Any] = {
 
 
 def model(folder: Path, config: Any) -> Path:
-    """A folder with a configuration and no weights."""
     folder.mkdir(exist_ok=True)
     config.architectures = [MODEL_FOR_CAUSAL_LM_MAPPING_NAMES[config.model_type]]
     config.save_pretrained(folder)
