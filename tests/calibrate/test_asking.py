@@ -26,7 +26,8 @@ POLICIES = {
     "quest": "quest:page=4,dense_layers=1,budget=8",
     "lychee_decode": "lychee_decode:roles=heads:0+2.1,budget=5",
 }
-RECTIFIED = {f"{name}, rectified": f"{spec},rectify=3" for name, spec in POLICIES.items() if name != "dense"}
+RECTIFIED = {f"{name}, rectified": f"{POLICIES[name]},rectify=3" for name in ("tidal", "quest")}
+"""One without an index of its own, one with; how others are rectified shows in tests/adapters."""
 SPECS = POLICIES | RECTIFIED
 TEXT = tuple(tiny.prompt(44, seed=3)[0].tolist())
 
@@ -70,18 +71,18 @@ def alone(model: Any, problem: Problem) -> dict[str, tuple[bool, ...]]:
     return {name: tuple(says(model, spec, ask) for ask in problem.asks) for name, spec in SPECS.items()}
 
 
-@pytest.mark.parametrize("rows", [1, 2, None])
+@pytest.mark.parametrize("rows", [1, 3, None])
 def test_answers_are_those_of_questions_decoded_alone(
     model: Any, problem: Problem, alone: dict[str, tuple[bool, ...]], rows: int | None
 ) -> None:
-    """Twelve questions: sheets of 1, of 2, and one sheet of all, filled up to the longest."""
+    """Ten questions: sheets of 1, of 3, the last one filled up, and one sheet of all."""
     reading = Reading(model, problem, rows)
     for name, spec in SPECS.items():
         got = reading.ask(saccade.Policy.from_spec(spec), recall=False)
         assert tuple(got["right"]) == alone[name], name
         assert got["recalls"] == []
     assert all(any(right) and not all(right) for right in alone.values())
-    assert len(set(alone.values())) > 5  # policies answer differently, so that a mixed-up one shows
+    assert len(set(alone.values())) > 4  # policies answer differently, so that a mixed-up one shows
 
 
 def test_an_error_in_the_middle_of_a_pass_leaves_the_text_as_it_was(model: Any, problem: Problem) -> None:
@@ -108,7 +109,7 @@ def test_as_many_rows_as_memory_allows(model: Any, problem: Problem, monkeypatch
     row, beside = (44 + longest) * 4 * 2 * 8 * 2 * 4 * 1.5, 44 * 6 * 48 * 4
     widths: list[int] = []
     hook = model.register_forward_pre_hook(lambda _, args, kwargs: widths.append(args[0].shape[0]), with_kwargs=True)
-    for rows, used in ((0.5, 1), (2.99, 2), (3, 3), (5.5, 4), (50, 12)):
+    for rows, used in ((0.5, 1), (2.99, 2), (3, 3), (9.5, 5), (50, 10)):
         monkeypatch.setattr(reader, "free_memory", lambda _, free=(rows * row + beside) / 0.875: int(free) + 1)
         reading = Reading(model, problem)
         widths.clear()
@@ -135,7 +136,7 @@ def test_a_text_leaves_memory_before_the_next_one_comes(model: Any, problem: Pro
 def test_the_share_is_of_what_a_window_holds_and_recall_does_not_depend_on_the_rows(
     model: Any, problem: Problem
 ) -> None:
-    """Two layers are dense. Of 12 questions a sheet of 5 is filled up with 3 that were asked before, counted once."""
+    """Two layers are dense. Of 10 questions a sheet of 4 is filled up with 2 that were asked before, counted once."""
     budget = 8
     lengths = [len(TEXT) + 1 + at for ask in problem.asks for at in range(len(ask.prompt) + len(ask.answer) - 1)]
     policy = saccade.Policy.from_spec(f"streaming:budget={budget},dense_layers=2")
@@ -143,7 +144,7 @@ def test_the_share_is_of_what_a_window_holds_and_recall_does_not_depend_on_the_r
     # A float32 division per head and step.
     assert Reading(model, problem, 1).ask(policy)["share"] == pytest.approx(wanted, abs=1e-6)
     policy = saccade.Policy.from_spec(POLICIES["tidal"])
-    alone, together = (Reading(model, problem, number).ask(policy) for number in (1, 5))
+    alone, together = (Reading(model, problem, number).ask(policy) for number in (1, 4))
     assert together["right"] == alone["right"]
     # The same numbers in another order; batched matrix products round otherwise.
     assert together["recalls"][2] == pytest.approx(alone["recalls"][2], abs=2e-5)

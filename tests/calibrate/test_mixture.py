@@ -121,14 +121,6 @@ def test_a_share_of_one_leaves_nothing_out(model: Any) -> None:
     assert float((whole - teacher).abs().max()) <= budget(model, text, PAST, None, 1.0, teacher.double())
 
 
-def test_only_the_places_asked_for_have_logits() -> None:
-    model = exact("llama", 2).requires_grad_(False)
-    text, mixture = tokens(), Mixture(model, KEPT)
-    gates = random_gates(4, 2)
-    some = mixture.logits(mixture.read(text[:PAST]), torch.tensor(text[PAST:]), torch.tensor([1, 4]), gates)
-    torch.testing.assert_close(some, mixed(mixture, text, PAST, gates)[[1, 4]], rtol=0, atol=4e-6)  # one more matmul
-
-
 @pytest.mark.parametrize("kind", KINDS, ids=["llama-2", "qwen3-4"])
 def test_gradients_are_those_of_finite_differences(kind: tuple[str, int]) -> None:
     """Of the loss (equation 6), which the oracle gives in float64; the package rounds scores and logits to float32."""

@@ -104,23 +104,24 @@ def test_the_interval_of_a_difference_is_that_of_texts() -> None:
     assert Divergence("spec", better.texts[:2]).interval() is None
 
 
-@pytest.mark.parametrize("together", [2, 16])
-def test_a_search_takes_the_least(
-    folder: Path, tmp_path: Path, one_process: None, together: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """As the probe says from the outside, once: the best of one step by steps in a row; further layers if they gain."""
+def test_a_search_takes_the_least(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As the probe says from the outside, once: the best of one step by steps in a row; further layers if they gain.
+
+    Two of three texts are read together.
+    """
     monkeypatch.setattr(layers, "FINALISTS", 2)
-    monkeypatch.setattr(layers, "texts_that_fit", lambda model, tokens: together)
-    settings = probe_settings(folder, tmp_path, budgets="16", most=3)
+    monkeypatch.setattr(layers, "texts_that_fit", lambda model, tokens: 2)
+    settings = probe_settings(folder, tmp_path, budgets="16", most=3, passages=3)
     search = LayerSearch.check(settings)
     results = search.run(str)
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
     steps = layers.WALK
     merits: dict[int, dict[tuple[int, ...], float]] = {1: {}, steps: {}}
+    probes = [Probe(model, [one], attach=attached) for one in search.passages]
     for reselect in ((), (3,), (4,)):
         policy = Policy.create("tidal", {"reselect": reselect, "budget": 16})
         for walk, found in merits.items():
-            told = [Probe(model, [one], attach=attached).measure(policy, walk=walk)[0] for one in search.passages]
+            told = [probe.measure(policy, walk=walk)[0] for probe in probes]
             of = [torch.cat([one[kind].divergence[one[kind].key] for one in told]) for kind in KINDS]
             found[reselect] = sum(float(losses.mean()) for losses in of if len(losses))
     rows = {tuple(row["reselect"]): row for row in results["rows"]}

@@ -20,8 +20,6 @@ from saccade.eval.sheet import Sheet
 from saccade.eval.subject import Subject
 from saccade.recipes import machine
 
-pytestmark = pytest.mark.usefixtures("one_process")
-
 POLICIES = ("streaming", "quest:page=4", "less_is_more:reselect=3,rectify=4")
 
 
@@ -82,12 +80,15 @@ def test_a_search_that_is_taken_up_asks_as_many_together(
     folder: Path, task: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Whatever memory is free by then: products of other sizes round otherwise, and answers may turn on that."""
+    few = tmp_path / "few.jsonl"
+    few.write_text("".join(task.read_text().splitlines(keepends=True)[:4]))
 
     def search(name: str) -> LayerSearch:
-        return LayerSearch.check(layer_settings(folder, tmp_path / name, task=str(task), budgets="16"))
+        return LayerSearch.check(layer_settings(folder, tmp_path / name, task=str(few), budgets="16"))
 
     LayerSearch.check(probe_settings(folder, tmp_path / "whole", budgets="16")).run(nothing)
-    shutil.copytree(tmp_path / "whole", tmp_path / "parts")
+    for name in ("parts", "fresh"):
+        shutil.copytree(tmp_path / "whole", tmp_path / name)
     monkeypatch.setattr(reader, "free_memory", lambda _: 0)
     search("whole").run(nothing)
     with pytest.raises(StoppedError):

@@ -1,5 +1,6 @@
 """Training of gates: its loss and multiplier, that a run taken up again is the same run, and full disks."""
 
+import shutil
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
@@ -22,6 +23,13 @@ def train(model: Any, folder: Path, *made: Any, advance: Any = nothing, **option
     training = begin(model, folder, *made)
     training.run(advance, **options)
     return training
+
+
+@pytest.fixture(scope="module")
+def whole(model: Any, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, HeadTraining]:
+    """A short training that nothing has stopped, and its folder."""
+    folder = tmp_path_factory.mktemp("whole")
+    return folder, train(model, folder, save_every=3)
 
 
 def test_the_loss_is_the_sum_over_answer_tokens_and_vocabulary(tmp_path: Path) -> None:
@@ -86,9 +94,11 @@ def test_gates_begin_open_and_stay_between_0_and_1() -> None:
 
 
 @pytest.mark.parametrize("stop", [1, 3, 5])
-def test_a_run_taken_up_again_is_the_run_that_never_stopped(model: Any, tmp_path: Path, stop: int) -> None:
+def test_a_run_taken_up_again_is_the_run_that_never_stopped(
+    model: Any, tmp_path: Path, whole: tuple[Path, HeadTraining], stop: int
+) -> None:
     """The checkpoint is of step 0, 3 and 3: records behind it are there already and are not written twice."""
-    whole = train(model, tmp_path / "whole", save_every=3)
+    folder, first = whole
     with pytest.raises(StoppedError):
         train(model, tmp_path / "parts", save_every=3, advance=stop_after(stop))
     log = tmp_path / "parts" / LOG
@@ -97,9 +107,9 @@ def test_a_run_taken_up_again_is_the_run_that_never_stopped(model: Any, tmp_path
     parts = begin(model, tmp_path / "parts")
     assert parts.step == 3 * (stop // 3)
     parts.run(nothing, save_every=3)
-    assert log.read_bytes() == (tmp_path / "whole" / LOG).read_bytes()
-    assert torch.equal(whole.gates.mean(), parts.gates.mean())
-    assert parts.multiplier == whole.multiplier
+    assert log.read_bytes() == (folder / LOG).read_bytes()
+    assert torch.equal(first.gates.mean(), parts.gates.mean())
+    assert parts.multiplier == first.multiplier
 
 
 def test_a_checkpoint_between_two_records_adds_none(model: Any, tmp_path: Path) -> None:
@@ -115,12 +125,12 @@ def test_a_checkpoint_between_two_records_adds_none(model: Any, tmp_path: Path) 
     assert [*again.trace()] == ["step", "loss", "expected_l0", "multiplier"]
 
 
-def test_a_finished_run_is_read_from_its_folder(model: Any, tmp_path: Path) -> None:
-    first = train(model, tmp_path)
-    log = (tmp_path / LOG).read_bytes()
-    again = train(model, tmp_path, SHORT, ())  # of which nothing can be read
+def test_a_finished_run_is_read_from_its_folder(model: Any, whole: tuple[Path, HeadTraining]) -> None:
+    folder, first = whole
+    log = (folder / LOG).read_bytes()
+    again = train(model, folder, SHORT, ())  # of which nothing can be read
     assert again.step == 9 and torch.equal(again.gates.mean(), first.gates.mean())
-    assert (tmp_path / LOG).read_bytes() == log
+    assert (folder / LOG).read_bytes() == log
 
 
 def test_a_folder_of_another_training_or_other_texts_is_refused(model: Any, tmp_path: Path) -> None:
@@ -133,9 +143,10 @@ def test_a_folder_of_another_training_or_other_texts_is_refused(model: Any, tmp_
             begin(model, tmp_path, replace(short, **changed), PROBLEMS, {**ABOUT, **about})
 
 
-def test_a_full_disk_leaves_the_checkpoint_before(model: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_disk_leaves_the_checkpoint_before(
+    model: Any, tmp_path: Path, whole: tuple[Path, HeadTraining], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The log is longer than a checkpoint, and not written here."""
-    whole = train(model, tmp_path / "whole", save_every=3)
     folder = tmp_path / "full"
     monkeypatch.setattr(HeadTraining, "_record", lambda self, loss: None)
     train(model, folder, save_every=3, until=3)
@@ -146,11 +157,13 @@ def test_a_full_disk_leaves_the_checkpoint_before(model: Any, tmp_path: Path, mo
     again = begin(model, folder)
     assert again.step == 3
     again.run(nothing, save_every=3)
-    assert torch.equal(again.gates.mean(), whole.gates.mean())
+    assert torch.equal(again.gates.mean(), whole[1].gates.mean())
 
 
-def test_a_checkpoint_that_cannot_be_read_is_one_line(model: Any, tmp_path: Path) -> None:
-    train(model, tmp_path)
+def test_a_checkpoint_that_cannot_be_read_is_one_line(
+    model: Any, tmp_path: Path, whole: tuple[Path, HeadTraining]
+) -> None:
+    shutil.copytree(whole[0], tmp_path, dirs_exist_ok=True)
     path = tmp_path / CHECKPOINT
     tensors = load_file(path)
     gates = tensors.pop("gates")

@@ -12,7 +12,7 @@ from searching import make_task, tune_settings
 from transformers import AutoModelForCausalLM
 
 from commands import invoker
-from learning import StoppedError, nothing, stop_after
+from learning import nothing
 from one_line import refused
 from saccade.adapters.hf.probe import KINDS, TOLD, Probe
 from saccade.adapters.hf.run import attached
@@ -20,6 +20,7 @@ from saccade.calibrate import tune
 from saccade.calibrate.passages import Texts
 from saccade.calibrate.promise import JUDGED, SEARCHING, texts_needed
 from saccade.calibrate.tune import Tuning
+from saccade.checkpoints.load import ModelSource
 from saccade.cli import app
 from saccade.cli.calibrate import run_and_show
 from saccade.errors import OutputError, SaccadeError
@@ -30,7 +31,6 @@ from saccade.recipes.recipe import Recipe
 from saccade.report.page import tune_page
 from saccade.report.tune import front_columns, front_notes, front_table
 
-pytestmark = pytest.mark.usefixtures("one_process")
 PASSAGES = Texts.passages  # of which the conftest lets searches read five
 POLICIES = ("streaming", "exact_topk:dense_layers=1", "exact_topk:dense_layers=0")
 
@@ -39,18 +39,16 @@ def settings(folder: Path, output: Path, **changes: Any) -> tune.TuneSettings:
     return tune_settings(folder, output, **{"policies": POLICIES, "budgets": "16,50", **changes})
 
 
-def shares(model: Any, tuning: Tuning, texts: list[int], spec: str) -> list[float]:
+def shares(probes: list[Probe], spec: str) -> list[float]:
     """Of key tokens that keep dense attention's likeliest one, by kind, from the outside."""
-    told = [
-        Probe(model, [tuning.judged.passages[number]], attach=attached).measure(Policy.from_spec(spec))[0]
-        for number in texts
-    ]
+    told = [probe.measure(Policy.from_spec(spec))[0] for probe in probes]
     found = [sum((one[kind].equal & one[kind].key).sum() for one in told) for kind in KINDS]
     keys = [sum(one[kind].key.sum() for one in told) for kind in KINDS]
     return [float(equal / count) for equal, count in zip(found, keys, strict=True) if count]
 
 
 def test_some_texts_choose_and_others_judge(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And a run that was interrupted goes on."""
     monkeypatch.setattr(Texts, "passages", lambda texts, tokenizer, _: PASSAGES(texts, tokenizer, 9))
     tuning = Tuning.check(settings(folder, tmp_path))
     units: list[str] = []
@@ -59,12 +57,14 @@ def test_some_texts_choose_and_others_judge(folder: Path, tmp_path: Path, monkey
     assert not {*searched} & {*judged} and {*searched} | {*judged} == {*range(9)} and len(judged) == 7
     assert len(units) <= tuning.units
     model = AutoModelForCausalLM.from_pretrained(folder).eval()
+    read = [Probe(model, [passage], attach=attached) for passage in tuning.judged.passages]
+    first, others = ([read[number] for number in texts] for texts in (searched, judged))
     rows = {row["spec"]: row for row in results["rows"]}
     for spec, row in rows.items():
-        assert row["searched"] == pytest.approx(min(shares(model, tuning, searched, spec)), abs=1e-6)
+        assert row["searched"] == pytest.approx(min(shares(first, spec)), abs=1e-6)
         assert (row["ratio"] is None) == (row["status"] == "not judged")
         if row["ratio"] is not None:
-            assert row["ratio"] == pytest.approx(min(shares(model, tuning, judged, spec)), abs=1e-6)
+            assert row["ratio"] == pytest.approx(min(shares(others, spec)), abs=1e-6)
             assert row["shown"] < row["ratio"]
     told = [row for row in rows.values() if row["ratio"] is not None]
     assert 0 < len(told) <= JUDGED
@@ -79,22 +79,15 @@ def test_some_texts_choose_and_others_judge(folder: Path, tmp_path: Path, monkey
     found = recipe.found["tune"]
     assert found["measure"] == "agreement" and found["n"] == results["n"] > 0 and found["confidence"] == 0.95
     assert (found["texts"], found["bound"]) == (len(judged), round(rows[results["chosen"]]["shown"], 4))
-
-
-def test_an_interrupted_run_goes_on(folder: Path, tmp_path: Path) -> None:
-    units: list[str] = []
-
-    def lines(name: str) -> list[str]:
-        return (tmp_path / name / "probe.jsonl").read_text().splitlines()
-
-    whole = Tuning.check(settings(folder, tmp_path / "whole")).run(nothing)
-    with pytest.raises(StoppedError):
-        Tuning.check(settings(folder, tmp_path / "parts")).run(stop_after(8))
-    assert len(lines("parts")) == 9
-    assert Tuning.check(settings(folder, tmp_path / "parts")).run(units.append) == whole
-    assert lines("parts") == lines("whole") and len(units) == len(lines("whole")) - 9
+    # Four candidates are judged by each of the last texts: one was asked about a text, three were not.
+    rest, ledger = list[str](), tmp_path / "probe.jsonl"
+    lines = ledger.read_text().splitlines(keepends=True)
+    ledger.write_text("".join(lines[:-7]))
+    (tmp_path / "saccade.json").unlink()
+    assert Tuning.check(settings(folder, tmp_path)).run(rest.append) == results
+    assert ledger.read_text() == "".join(lines) and len(rest) == 7
     with pytest.raises(OutputError, match="seed=0"):
-        Tuning.check(settings(folder, tmp_path / "parts", seed=1)).run(nothing)
+        Tuning.check(settings(folder, tmp_path, seed=1)).run(nothing)
 
 
 def test_a_layer_is_searched_on_texts_that_do_not_judge(folder: Path, tmp_path: Path) -> None:
@@ -182,12 +175,17 @@ def test_a_policy_that_its_server_has_refuted_is_not_tried(folder: Path, tmp_pat
 
 
 def test_tune_ends_with_one_page(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    task = make_task(folder, tmp_path / "mine.jsonl", texts=4)
+    """What was found before stays in the recipe."""
+    task, path = make_task(folder, tmp_path / "mine.jsonl", texts=4), tmp_path / "mine.json"
+    earlier = Recipe(ModelSource.locate(folder).decoder(), Policy.from_spec("dense"), (3,), "heads:0+3.1")
+    earlier.write(path)
     out = tmp_path / "out"
-    own = settings(folder, out, task=str(task), policies=("streaming",), budgets="16,32")
+    own = settings(folder, out, task=str(task), policies=("streaming",), budgets="16,32", recipe=path)
     run_and_show(Tuning.check(own), front_table, tune_page, "report.html")
     said = capsys.readouterr().out
     assert f"report: {out / 'report.html'}\n" in said
     assert {path.suffix for path in out.rglob("*.*")} == {".html", ".json", ".jsonl"}
     assert tune_page(read_json(out / "tune.json")) == (out / "report.html").read_text()
     assert invoker(app)("report", out).stdout.splitlines()[:-1] == said.splitlines()[:-2]
+    last = Recipe.read(path)
+    assert (last.reselect, last.roles) == (earlier.reselect, earlier.roles) and last.found["tune"]

@@ -1,13 +1,15 @@
 import functools
 from collections.abc import Iterator
 from pathlib import Path
-from unittest.mock import patch
 
 import pytest
 
 from claims.__main__ import app
+from claims.accumulation import passages
+from claims.upkeep import texts as upkeep
 from commands import Fails, Invoke, fails, invoker, model, model_folder, tokenizer
 from lab import kinds
+from saccade.checkpoints.load import ModelSource
 
 __all__ = ["fails", "invoke", "model", "model_folder", "refused", "tokenizer"]
 
@@ -17,11 +19,21 @@ def invoke() -> Invoke:
     return invoker(app)
 
 
-@pytest.fixture(scope="session", autouse=True)
-def _few_readmes() -> Iterator[None]:
-    """Those of all packages are millions of letters, of which each prompt would count the tokens."""
-    prose = functools.cache(kinds._prose)
-    with patch.object(kinds, "_prose", lambda: prose()[-60_000:]):
+PROSE, LIBRARY = functools.cache(kinds._prose), passages.library_sources
+LITTLE = 60_000
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _less_text() -> Iterator[None]:
+    """Readmes and the library are millions of letters, of which each command would count the tokens.
+
+    And would read the model's tokenizer anew.
+    """
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(kinds, "_prose", lambda: PROSE()[-LITTLE:])
+        patch.setattr(passages, "library_sources", lambda **asked: LIBRARY(**asked | {"characters": LITTLE})[:LITTLE])
+        patch.setattr(upkeep, "LIBRARY_CHARACTERS", LITTLE)
+        patch.setattr(ModelSource, "tokenizer", functools.cache(ModelSource.tokenizer))
         yield
 
 

@@ -26,7 +26,6 @@ from commands import Invoke, told
 from lab.packages import stretches
 from saccade.adapters.hf.run import sparsify
 from saccade.errors import SaccadeError
-from saccade.eval.output import whole_numbers
 from saccade.methods.policy import Policy
 from walking import among, walk
 
@@ -224,15 +223,12 @@ def test_what_is_asked_for_lies_in_the_shortest_passage(tokenizer: Any) -> None:
         assert f"The code of the {key} is {value}" in stated and value.strip(".").isdigit()
 
 
-def test_lists_of_numbers_are_read() -> None:
-    """Shares and whole numbers, each once; anything else is named in one line."""
+def test_shares_are_read() -> None:
+    """Each once; anything else is named in one line."""
     assert shares("--kept", "0.2,1,0.2") == (0.2, 1.0)
-    assert whole_numbers("--every", "16, 8,16", at_least=1) == (16, 8)
     for text in ("", "0", "1.5", "-1", "nan", "²", "16,x"):
         with pytest.raises(SaccadeError, match="shares above 0"):
             shares("--kept", text)
-        with pytest.raises(SaccadeError, match="whole numbers of at least 1"):
-            whole_numbers("--every", text, at_least=1)
 
 
 SMALL = ("--lengths", "64,96", "--sources", "reference", "--passages", "2", "--sparse-only", "1", "--batch", "2")

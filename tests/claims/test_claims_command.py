@@ -34,6 +34,7 @@ from walking import among, walk
 
 ARMS = ("dense", "tidal:budget=64,heads=query,reselect={layer}", "streaming:budget=64")
 QUESTIONS = Questions(ARMS, lengths=(300, 300), texts=6, asked=2, recall=True)
+SHORT = Questions(("dense", "streaming:budget=48"), lengths=(128, 128), texts=6, asked=1)
 READ = Test(
     "share of the cache, streaming minus dense", "share", Group("streaming*"), Group("dense"), direction="below"
 )
@@ -50,7 +51,7 @@ LONGER = Test("tokens, streaming over dense", "tokens", Group("streaming*"), Gro
 OVERLAP = Overlap(length=100, decoded=2, texts=6)
 SAME = Test("range", "range", Group("layer 3"), direction="below", bound=1.0)
 INDEXING = Indexing(("lychee_cluster:budget=80",), prompt=100, decoded=40, texts=6)
-WATCHED = replace(INDEXING, window=8)
+WATCHED = replace(INDEXING, decoded=24, window=8)
 BUILT = Test("build", "build", Group("*"), direction="below", bound=1.0)
 HIT = Test("hit", "hit@4", Group("*"), bound=0.0)
 GAP = Test("gap", "gap", Group("400, 0.5, sparse-only"), Group("300, 0.5, every 8"))
@@ -125,8 +126,8 @@ def test_a_run_gives_verdict_picture_and_samples(model_folder: Path, ran: Path, 
 @pytest.mark.parametrize(
     ("settings", "tests"),
     among(
-        [(QUESTIONS, (READ,)), (CONTINUATION, (WORSE, MASS)), (ACCUMULATED, (GAP,)), (GENERATION, (LONGER,))],
-        [(QUESTIONS, (READ,))],
+        [(SHORT, (READ,)), (CONTINUATION, (WORSE, MASS)), (ACCUMULATED, (GAP,)), (GENERATION, (LONGER,))],
+        [(SHORT, (READ,))],
     ),
 )
 def test_an_interrupted_run_goes_on(
@@ -154,7 +155,8 @@ def test_an_interrupted_run_goes_on(
     _, whole = run(invoke, model_folder, tmp_path / "whole")
     assert [test["value"] for test in found["tests"]] == [test["value"] for test in whole["tests"]]
     # Nothing is measured again.
-    assert interrupted()[0].exit_code == 0
+    finished = samples.read_text()
+    assert interrupted()[0].exit_code == 0 and samples.read_text() == finished
 
 
 @pytest.mark.parametrize(
@@ -232,7 +234,7 @@ def test_another_run_s_folder_is_refused(invoke: Invoke, model_folder: Path, ran
 
 
 def test_a_run_is_recorded_where_it_is_asked_for(
-    invoke: Invoke, model_folder: Path, ran: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    invoke: Invoke, model_folder: Path, ran: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, claimed: Claimed
 ) -> None:
     recorded: list[str] = []
     monkeypatch.setattr(results, "record", lambda found, _: recorded.append(found["verdict"]))
@@ -240,6 +242,7 @@ def test_a_run_is_recorded_where_it_is_asked_for(
     assert recorded == []
     run(invoke, model_folder, ran, "--record")
     assert recorded == ["holds"]
+    claimed(SHORT, READ)
     done, found = run(invoke, model_folder, tmp_path / "draft", "--draft")
     assert found["draft"] and found["commit"] is None and "holds (a draft)" in done.stdout
     done, _ = run(invoke, model_folder, tmp_path / "draft", "--draft", "--record")

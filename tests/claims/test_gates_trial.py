@@ -36,17 +36,18 @@ from saccade.report.drawing import as_svg
 from saccade.types import ModelShape
 from walking import walk
 
-SMALL = "--target-heads 4 --steps 12 --seeds 1 --lengths 128,140 --asked 2 --every 4 --rate 0.3 --device cpu".split()
+SMALL = "--target-heads 4 --steps 6 --seeds 1 --lengths 128,140 --asked 2 --every 3 --rate 0.3 --device cpu".split()
 FOUR = ("--variants", "letter,share,direct,code")
 MADE_UP = Choice(target_heads=4, seeds=3, steps=9, budgets=(16,))
 
 
 @pytest.fixture(scope="module", autouse=True)
 def small_library() -> Iterator[None]:
-    """Every source of problems counts its tokens anew, and every command draws."""
+    """Every source of problems counts its tokens anew, and every command draws; and shorter turns of trainings."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(problems_module, "CHARACTERS", 60_000)
         patch.setattr("claims.gates.picture.as_svg", first_alone(as_svg))
+        patch.setattr("claims.gates.together.BLOCK", 4)
         yield
 
 
@@ -75,8 +76,8 @@ def test_a_trial_gives_traces(train: Invoke, trained: Path) -> None:
     names = ("letter", "direct", "share", "code")
     assert [(run["variant"], run["seed"]) for run in results["runs"]] == [(name, 0) for name in names]
     for run in results["runs"]:
-        assert run["step"] == 12 and len(run["values"]) == LAYERS - 1
-        assert run["trace"]["step"] == [0, 1, 4, 8, 12]
+        assert run["step"] == 6 and len(run["values"]) == LAYERS - 1
+        assert run["trace"]["step"] == [0, 1, 3, 6]
         assert run["trace"]["expected_l0"][-1] == pytest.approx(run["expected_l0"], rel=1e-5)
         assert (run["start"] > 0) == (run["variant"] != "direct")
     assert ElementTree.fromstring((trained / "gates.svg").read_text()).tag.endswith("svg")
@@ -91,7 +92,7 @@ def test_roles_of_a_trial_are_asked_once(
 ) -> None:
     shutil.copy(trained / "gates.json", tmp_path)
     asked = {"context": 256, "texts": 2, "asked": 2, "budgets": (16,), "behind": 900}
-    small = Choice((), near=99.0, target_heads=4, seeds=1, steps=12, **asked)
+    small = Choice((), near=99.0, target_heads=4, seeds=1, steps=6, **asked)
     monkeypatch.setattr(choice_module, "PUBLISHED", small)
     ask = ("--model", model_folder, "--device", "cpu", "--output-dir", tmp_path / "roles")
     result = invoke("roles", tmp_path / "gates.json", *ask)
@@ -154,9 +155,9 @@ def test_what_is_cut_off_goes_on(train: Invoke, trained: Path, tmp_path: Path, m
         first, results = iter([stop]), job_module.Trial.results
         patch.setattr(job_module.Trial, "results", lambda self: next(first, results)(self))
         result = train(tmp_path, *share)
-    # A record behind the tenth step comes later.
+    # A record behind the fourth step comes later.
     results = told(result, tmp_path / "gates.json", tmp_path / "gates.svg", interrupted=True)
-    assert [run["step"] for run in results["runs"]] == [8]
+    assert [run["step"] for run in results["runs"]] == [3]
     assert train(tmp_path, *share).exit_code == 0
     assert read(tmp_path)["runs"] == [run for run in read(trained)["runs"] if run["variant"] == "share"]
 

@@ -1,7 +1,7 @@
 """`python -m claims promise`: what it writes and prints, and that what was published is of today's code."""
 
 import json
-from functools import partial
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,8 +20,8 @@ def published() -> dict[str, Any]:
 
 
 def test_a_run_gives_json_and_two_tables(invoke: Invoke, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    small = partial(Grid, (8, 100), (12,), (0.9,), (0.05,), (0.3,), ("rare",), (0.0,))
-    monkeypatch.setattr(simulation, "Grid", lambda *sizes, **options: Grid(*sizes, **options) if sizes else small())
+    small = Grid((8, 100), (12,), (0.9,), (0.05,), (0.3,), ("rare",), (0.0,))
+    monkeypatch.setattr(simulation, "Grid", lambda *told, **_: replace(small, losses=(0.0,)) if told else small)
     file = tmp_path / "inner" / "promise.json"
     result = invoke("promise", "--runs", 40, "--again", 60, "--json", file, "--seed", 5)
     assert result.exit_code == 0, result.output
@@ -30,7 +30,8 @@ def test_a_run_gives_json_and_two_tables(invoke: Invoke, tmp_path: Path, monkeyp
     world = World(**{name: row[name] for name in World.__dataclass_fields__})
     assert (world.texts, world.asked, world.loss, row["runs"]) == (100, 12, 0.05, 40)
     assert results["errors"]["refused"] == [{"texts": 8, "asked": 12, "loss": 0.05, "needed": 46}]
-    assert errors(small(), 40, 60, 5)["rows"] == [row]  # by seed
+    assert errors(small, 40, 60, 5)["rows"] == [row]  # by seed
+    assert [one["rate"] is None for one in results["power"]] == [True, False]
     assert "1 worlds, 0 of them above 5% beyond chance" in result.stdout
     lines = [*error_table(results["errors"]), *power_table(results["power"])]
     assert all(line in result.stdout for line in lines) and "| 8 | – | 0 | 1 |" in lines
