@@ -112,6 +112,14 @@ def said(model: PreTrainedModel, **inputs: Any) -> list[int]:
     return tokens
 
 
+def answered(model: Any, ids: torch.Tensor | None = None, new: int = 8, **options: Any) -> list[list[int]]:
+    """A text and its greedy continuation, under a mask that hides nothing."""
+    ids = prompt() if ids is None else ids
+    given = {"attention_mask": torch.ones_like(ids), "do_sample": False, "max_new_tokens": new, **options}
+    tokens: list[list[int]] = model.generate(input_ids=ids, **given).tolist()
+    return tokens
+
+
 def padded(lengths: list[int], seed: int = 0) -> dict[str, torch.Tensor]:
     """A left-padded batch."""
     width = max(lengths)
