@@ -18,8 +18,8 @@ from .tiny import CLUSTERS, LETTERS, fresh, prompt
 from .ways import VERSION, needs_5
 
 POLICIES = {
-    **{name: specs(1000)[name] for name in ("quest", "tidal", "less_is_more", "lychee_cluster")},
-    **{f"{name}, rewritten": spec for name, spec in specs(3).items() if name in ("quest", "less_is_more", "resa")},
+    **{name: specs(1000)[name] for name in ("quest", "less_is_more", "lychee_cluster")},
+    **{f"{name}, rewritten": spec for name, spec in specs(3).items() if name in ("quest", "less_is_more")},
     "verified": specs(3, "verify")["quest"],
     "dense": "dense",
 }
@@ -215,7 +215,7 @@ class Unclean:
             self.sets += 1
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", range(2))
 @pytest.mark.parametrize("policy", GROWN_OVER)
 @torch.no_grad()
 def test_whatever_is_done_the_rule_is_the_same(policy: str, seed: int) -> None:
