@@ -1,8 +1,8 @@
 """Whatever raises inside a call, or is done to a rectified cache: what a text goes on with is what it should hold."""
 
 import random
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
@@ -14,7 +14,7 @@ import saccade
 from . import tiny
 from .rectified import SMALLEST, specs, twin
 from .test_layer_kinds import hybrid
-from .tiny import CLUSTERS, LETTERS, fresh, prompt
+from .tiny import CLUSTERS, LETTERS, fresh, prompt, raising
 from .ways import VERSION, needs_5
 
 POLICIES = {
@@ -25,20 +25,6 @@ POLICIES = {
 }
 TOKENS = torch.tensor([[5], [9], [2], [11], [7], [3]])
 Failing, CACHE = Callable[[Any, Any], None], "past_key_values"
-
-
-@contextmanager
-def raising(module: Any, error: BaseException) -> Iterator[None]:
-    """Inside, a call of a module raises."""
-
-    def stop(*given: Any) -> None:
-        raise error
-
-    hook = module.register_forward_pre_hook(stop)
-    try:
-        yield
-    finally:
-        hook.remove()
 
 
 def in_layer(number: int, part: str, error: type[BaseException] = ArithmeticError) -> Failing:

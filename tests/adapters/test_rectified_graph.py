@@ -144,15 +144,8 @@ def test_a_call_interrupted_in_its_pass_is_made_up_for(captured: str) -> None:
     if captured == "behind":
         got.graph = None
     got.calls(EVERY - got.fed)
-    last: Any = got.model.get_decoder().layers[-1]
-
-    def stop(module: Any, args: Any) -> None:
-        raise KeyboardInterrupt
-
-    handle = last.register_forward_pre_hook(stop)
-    with pytest.raises(KeyboardInterrupt):
+    with tiny.raising(got.model.get_decoder().layers[-1], KeyboardInterrupt()), pytest.raises(KeyboardInterrupt):
         got.call(got.tokens[:, EVERY : EVERY + 1], torch.full((3, 1), 34 + EVERY))
-    handle.remove()
     assert {int(layer.cumulative_length) for layer in got.cache.layers} == {34 + EVERY}
     assert_same(got.replays(NEW - EVERY), by_calls("resa", "three"))
 

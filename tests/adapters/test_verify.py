@@ -25,13 +25,18 @@ def dense_greedy(rows: tuple[int, ...] = ()) -> list[list[int]]:
     return generate(model, **inputs, max_new_tokens=LONG).tolist()
 
 
-@pytest.mark.parametrize("policy", ["tidal", "quest", "resa", "lychee_cluster"])
-def test_verified_greedy_is_dense_greedy(policy: str) -> None:
+STATIC = {"cache_implementation": "static"}
+"""Which ends where the text does."""
+KINDS = [(policy, dict[str, Any]()) for policy in ("tidal", "quest", "resa", "lychee_cluster")]
+
+
+@pytest.mark.parametrize(("policy", "options"), [*KINDS, pytest.param("quest", STATIC, marks=STATIC_RECTIFIED)])
+def test_verified_greedy_is_dense_greedy(policy: str, options: dict[str, Any]) -> None:
     """Of every kind; tests/acceptance/check_verify.py asks each policy."""
     # Of one page alone no draft stands.
     spec = specs(4, "verify")[policy].replace("min_pages=1", "min_pages=3")
     with saccade.sparsify(tiny.llama(), spec) as run:
-        tokens = generate(tiny.llama(), max_new_tokens=LONG)
+        tokens = generate(tiny.llama(), max_new_tokens=LONG, **options)
         done = run.stats()
     assert tokens.tolist() == dense_greedy()
     assert 0 < done.accepted < done.drafted <= 4 * done.dense_passes
@@ -58,13 +63,7 @@ def test_verified_sampling_is_stock_sampling(policy: str, rows: tuple[int, ...])
     assert ours == sampled(twin())
 
 
-@pytest.mark.parametrize(
-    "options",
-    [
-        pytest.param({}, id="dynamic"),
-        pytest.param({"cache_implementation": "static"}, id="static", marks=STATIC_RECTIFIED),
-    ],
-)
+@pytest.mark.parametrize("options", [{}, pytest.param(STATIC, marks=STATIC_RECTIFIED)])
 @pytest.mark.parametrize("mode", ["overwrite", "verify"])
 def test_rows_may_end_at_different_times(mode: str, options: dict[str, Any]) -> None:
     batch, plain = tiny.padded([30, 7, 19]), [row[30:] for row in dense_greedy((30, 7, 19))]
@@ -86,14 +85,6 @@ def test_rows_may_end_at_different_times(mode: str, options: dict[str, Any]) -> 
     if mode == "verify":
         # An ended row's padding is no rejection: else one dense pass per token would follow.
         assert done.accepted > 0
-
-
-@STATIC_RECTIFIED
-def test_verify_in_a_static_cache_stops_at_its_end() -> None:
-    with saccade.sparsify(tiny.llama(), specs(7, "verify")["quest"]) as run:
-        tokens = generate(tiny.llama(), max_new_tokens=LONG, cache_implementation="static")
-        assert run.stats().accepted > 0
-    assert tokens.tolist() == dense_greedy()
 
 
 def test_verify_by_hand_and_over_turns() -> None:

@@ -2,6 +2,8 @@
 
 import functools
 import inspect
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -118,6 +120,20 @@ def answered(model: Any, ids: torch.Tensor | None = None, new: int = 8, **option
     given = {"attention_mask": torch.ones_like(ids), "do_sample": False, "max_new_tokens": new, **options}
     tokens: list[list[int]] = model.generate(input_ids=ids, **given).tolist()
     return tokens
+
+
+@contextmanager
+def raising(module: Any, error: BaseException) -> Iterator[None]:
+    """Inside, a call of a module raises."""
+
+    def stop(*given: Any) -> None:
+        raise error
+
+    hook = module.register_forward_pre_hook(stop)
+    try:
+        yield
+    finally:
+        hook.remove()
 
 
 def padded(lengths: list[int], seed: int = 0) -> dict[str, torch.Tensor]:
