@@ -9,6 +9,7 @@ import torch
 
 import saccade
 from methods import oracles
+from methods.cases import ORACLES
 from methods.harness import expand
 from saccade.plans.roles import HeadSpan
 from saccade.types import KVView, Rows, Selection, Softmax
@@ -62,8 +63,8 @@ class OracleObserver:
                 return oracles.everything(q, k)
             _, q, k = self._source[id(rows), row]
             # One selecting layer, and this one that reuses what it chose.
-            return getattr(oracles, self.name)([q, q], [k, k], dense_layers=0, **o)[1]
-        return getattr(oracles, self.name)([q], [k], dense_layers=0, **o)[0]
+            return ORACLES[self.name]([q, q], [k, k], [], dense_layers=0, reselect=[], **o).sets[1]
+        return ORACLES[self.name]([q], [k], [], dense_layers=0, **o).sets[0]
 
 
 def _positions(selection: Selection | None, row: int, head: int, heads: int, length: int) -> list[int]:

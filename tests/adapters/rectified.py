@@ -15,7 +15,7 @@ from saccade.adapters.hf.window import RewindingWindow
 from . import tiny
 
 EVERY = 3
-NEW = 10
+NEW = 9
 SMALLEST = {
     "streaming": "streaming:budget=5",
     "quest": "quest:page=4,budget=4",

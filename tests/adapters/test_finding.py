@@ -36,7 +36,7 @@ def said(model: Any, length: int, **options: Any) -> list[int]:
 
 @pytest.mark.parametrize("way", WAYS)
 def test_found_on_the_first_long_prompt(way: str, caplog: pytest.LogCaptureFixture) -> None:
-    model = tiny.fresh("llama", num_hidden_layers=6)
+    model = tiny.fresh("llama", num_hidden_layers=5)
     policy = POLICY + (f",{way}" if "=" in way else "")
     stock = said(model, SHORT, **WAYS[way])
     with saccade.sparsify(model, policy) as run:
@@ -54,7 +54,7 @@ def test_found_on_the_first_long_prompt(way: str, caplog: pytest.LogCaptureFixtu
     named = f"{policy},reselect={'+'.join(map(str, layers))}"
     with saccade.sparsify(model, named) as run:
         assert said(model, LONG, **WAYS[way]) == found
-        share = run.stats().layers[5].share
+        share = min(layer.share for layer in run.stats().layers)
     assert "verify" in way or share < 0.5, "it was sparse"
     with saccade.sparsify(model, policy) as run:
         assert run.policy == saccade.Policy.from_spec(named)
@@ -91,7 +91,7 @@ def test_the_best_of_one_step_walk_and_steps_in_a_row_decide(near: float, monkey
 
 def test_padded_rows_and_loops_by_hand() -> None:
     """The longest row is looked at, behind its padding; a loop by hand is a prompt; caches met before take part."""
-    model, batch = tiny.fresh("llama", num_hidden_layers=6), tiny.padded([SHORT, LONG])
+    model, batch = tiny.fresh("llama", num_hidden_layers=5), tiny.padded([SHORT, LONG])
     with saccade.sparsify(model, POLICY) as run, torch.no_grad():
         model(**batch)
     (kept,) = Path(os.environ["SACCADE_CACHE"], "recipes").iterdir()
@@ -102,12 +102,12 @@ def test_padded_rows_and_loops_by_hand() -> None:
         model(batch["input_ids"][1:])
         assert again.policy == run.policy
         model(tiny.prompt(1), past_key_values=cache)
-        assert again.stats().layers[5].tokens == 12
+        assert min(layer.tokens for layer in again.stats().layers) == 12
 
 
 def test_a_probe_that_raises_is_looked_for_again(monkeypatch: pytest.MonkeyPatch) -> None:
     """And a layer below those that are dense by default is kept as any other."""
-    model, calls = tiny.fresh("llama", num_hidden_layers=6), list[int]()
+    model, calls = tiny.fresh("llama", num_hidden_layers=5), list[int]()
 
     def losses(looking: Any, passages: Any) -> Any:
         calls.append(len(calls))
@@ -127,7 +127,7 @@ def test_a_probe_that_raises_is_looked_for_again(monkeypatch: pytest.MonkeyPatch
 
 
 def test_a_recipe_without_a_layer_says_where_it_is_from(monkeypatch: pytest.MonkeyPatch) -> None:
-    model, policy = tiny.fresh("llama", num_hidden_layers=6), Policy.from_spec("tidal:rule=ratio,ratio=0.1")
+    model, policy = tiny.fresh("llama", num_hidden_layers=5), Policy.from_spec("tidal:rule=ratio,ratio=0.1")
     named = Recipe(shape_of_model(model), policy, found={"by": "somebody"})
     monkeypatch.setattr(published, "PUBLISHED", {"mine": named})
     with saccade.sparsify(model, "recipe:mine") as run:
@@ -140,7 +140,7 @@ def test_a_recipe_without_a_layer_says_where_it_is_from(monkeypatch: pytest.Monk
 
 def test_prompts_that_need_nothing_are_told(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
     monkeypatch.setattr(probe, "KEY", 1e9)
-    model = tiny.fresh("llama", num_hidden_layers=6)
+    model = tiny.fresh("llama", num_hidden_layers=5)
     stock = said(model, LONG)
     with saccade.sparsify(model, POLICY):
         assert said(model, LONG) == stock

@@ -16,16 +16,11 @@ import saccade
 from . import tiny
 from .checking import OracleObserver
 from .test_layer_kinds import hybrid
+from .tiny import answered
 from .ways import VERSION
 
 BUDGET = 9
 VERIFIED = "quest:page=4,budget=4,rectify=4:verify"
-
-
-def generate(model: Any, ids: torch.Tensor | None = None, **options: Any) -> list[list[int]]:
-    ids = tiny.prompt() if ids is None else ids
-    mask = torch.ones_like(ids)
-    return model.generate(input_ids=ids, attention_mask=mask, do_sample=False, max_new_tokens=8, **options).tolist()
 
 
 def traces(model: PreTrainedModel) -> list[tuple[str, list[str], int]]:
@@ -56,7 +51,7 @@ def test_restore_gives_back_the_stock_model(spec: str, make: Callable[..., PreTr
     before, configuration, expected = traces(model), model.config.to_dict(), logits(model)
     generate_function = model.generate.__func__
     with saccade.sparsify(model, spec):
-        generate(model)
+        answered(model)
     assert traces(model) == before
     assert model.config.to_dict() == configuration
     assert model.config._attn_implementation == attention
@@ -127,21 +122,6 @@ def test_a_copied_cache_continues_on_its_own() -> None:
     assert observer.observe.call_count == 13 * 4, "and are seen by the same observers"
 
 
-@torch.no_grad()
-def test_the_cache_outlives_its_run() -> None:
-    """After restore, the stock model continues on the same cache, and then another run does."""
-    model, ids, fed = tiny.llama(), tiny.prompt(20), tiny.prompt(4, seed=3)
-    cache = DynamicCache()
-    with saccade.sparsify(model, tiny.spec("quest")):
-        model(ids, past_key_values=cache)
-        logits = [model(fed[:, :1], past_key_values=cache).logits]
-    logits.append(model(fed[:, 1:2], past_key_values=cache).logits)
-    with saccade.sparsify(model, tiny.spec("tidal")):
-        logits.append(model(fed[:, 2:], past_key_values=cache).logits)
-    reference = model(torch.cat((ids, fed), dim=1)).logits[:, 20:]
-    torch.testing.assert_close(torch.cat(logits, dim=1), reference, rtol=0, atol=1e-4)
-
-
 @pytest.mark.parametrize("kind", ["dynamic", "static"])
 @torch.no_grad()
 def test_a_reset_cache_starts_again(kind: str) -> None:
@@ -186,22 +166,21 @@ def test_rows_may_leave_and_multiply() -> None:
         assert cache.layers[0].keys.shape == (2, 2, 24, 8)
 
 
-@pytest.mark.parametrize("policy", ["quest", "tidal"])
-def test_a_cache_may_cross_inference_mode(policy: str) -> None:
-    """Buffers made inside `inference_mode` are written outside of it, and the other way round."""
-    model, spec = tiny.llama(), tiny.spec(policy, BUDGET)
+def test_a_cache_may_cross_inference_mode() -> None:
+    """Buffers made inside `inference_mode` are written outside of it, and the other way round; an index's too."""
+    model, spec = tiny.llama(), tiny.spec("quest", BUDGET)
     modes = [torch.inference_mode(), torch.no_grad(), torch.enable_grad()]
     for order in (modes, modes[::-1]):
         with saccade.sparsify(model, spec, recall=True) as run:
             cache, tokens = DynamicCache(), tiny.prompt(40, rows=2)
-            expected = tiny.by_hand(model, tokens, 12)
+            expected = tiny.by_hand(model, tokens, 6)
             for mode in (*order, *order):
                 with mode:
                     # Cloned, since autograd does not even embed token ids that are inference tensors.
-                    tokens = tiny.by_hand.__wrapped__(model, tokens.clone(), 2, cache)
+                    tokens = tiny.by_hand.__wrapped__(model, tokens.clone(), 1, cache)
                     cache.reorder_cache(torch.tensor([0, 1]))
             assert tokens.tolist() == expected.tolist()
-            assert run.stats().steps == 22
+            assert run.stats().steps == 2 * (6 - 1)
 
 
 def test_generate_does_not_compile(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -214,9 +193,9 @@ def test_generate_does_not_compile(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(type(tiny.llama()), "get_compiled_call", compiled)
     with saccade.sparsify(tiny.llama(), tiny.spec("quest", BUDGET)):
-        generate(tiny.llama(), cache_implementation="static", compile_config=config)
+        answered(tiny.llama(), cache_implementation="static", compile_config=config)
     with pytest.raises(AssertionError, match="compiles"):
-        generate(tiny.llama(), cache_implementation="static", compile_config=config)
+        answered(tiny.llama(), cache_implementation="static", compile_config=config)
 
 
 def lora(model: PreTrainedModel) -> peft.PeftModel:
@@ -227,19 +206,19 @@ def lora(model: PreTrainedModel) -> peft.PeftModel:
 
 def test_peft_lora() -> None:
     """Attached through the wrapper; its adapters stay in force."""
-    plain = generate(tiny.fresh())
+    plain = answered(tiny.fresh())
     model = lora(tiny.fresh())
-    stock = generate(model)
+    stock = answered(model)
     assert stock != plain
     with saccade.sparsify(model, tiny.spec("less_is_more")) as run:
-        assert generate(model) == stock
+        assert answered(model) == stock
         assert run.stats().steps == 7
         with pytest.raises(saccade.AttachmentError):
             saccade.sparsify(model.get_base_model(), "dense")
     spec = tiny.spec("tidal", BUDGET)
     with saccade.sparsify(model, spec, observers=(OracleObserver(spec),)):
-        generate(model)
-    assert generate(model) == stock
+        answered(model)
+    assert answered(model) == stock
 
 
 def test_peft_prompt_learning_is_refused() -> None:

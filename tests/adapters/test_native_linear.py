@@ -18,6 +18,7 @@ from saccade.kernels._native import library as native
 from saccade.kernels.decode_linear.api import DecodeLinear
 
 from . import tiny
+from .test_lifecycle import traces
 
 pytestmark = pytest.mark.skipif(native.library() is None, reason="no native library was built")
 
@@ -40,10 +41,6 @@ def restore(taken: list[NativeForward]) -> None:
 
 def fresh(**changes: Any) -> PreTrainedModel:
     return tiny.fresh(attention="eager", **changes).to(torch.bfloat16)
-
-
-def traces(model: nn.Module) -> list[tuple[str, list[str]]]:
-    return [(name, sorted(vars(module))) for name, module in model.named_modules()]
 
 
 @pytest.fixture

@@ -22,7 +22,7 @@ from saccade.checkpoints.shape import shape_of
 from saccade.checkpoints.text import delimiter_table
 from saccade.methods.policy import Policy
 
-COMMON, FED = 92, 13  # no multiples of a page; what is fed comes to another page
+COMMON, FED = 60, 10  # no multiples of a page; what is fed comes to another page
 BUDGET = 25
 EXACT = 1e-4
 """Of logits near 10: attention sums in float32, whose rounding, 6e-8, some 100 tokens and 5 layers make 2e-5 where both
@@ -55,13 +55,20 @@ def filled(model: Any, text: tuple[int, ...]) -> list[tuple[torch.Tensor, torch.
 
 @torch.no_grad()
 def separate(
-    model: Any, policy: str, common: Sequence[int], fed: Sequence[int], tokenizer: Any, walk: int = 1
+    model: Any,
+    policy: str,
+    common: Sequence[int],
+    fed: Sequence[int],
+    tokenizer: Any,
+    walk: int = 1,
+    starts: Sequence[int] = (),
 ) -> torch.Tensor:
-    """Logits behind every fed token: after `walk` steps one behind the other a new cache is filled, densely."""
+    """Logits behind every fed token: after `walk` steps one behind the other a new cache is filled, densely; or behind
+    those alone at which the walks of `starts` begin."""
     logits, text = [], (*common, *fed)
     held = filled(model, text)
     with saccade.sparsify(model, policy, tokenizer=tokenizer) as run:
-        for start in range(0, len(fed), walk):
+        for start in starts or range(0, len(fed), walk):
             cache, past = DynamicCache(), len(common) + start
             if tokenizer is None:
                 for layer, parts in enumerate(held):
@@ -70,7 +77,7 @@ def separate(
                 model(torch.tensor([text[:past]]), past_key_values=cache)
             steps = fed[start : start + walk]
             logits += [model(torch.tensor([[token]]), past_key_values=cache).logits[0, -1] for token in steps]
-        assert run.stats().steps == len(fed)
+        assert run.stats().steps == len(logits)
     return torch.stack(logits)
 
 
@@ -87,8 +94,8 @@ def test_one_step_is_many_on_clean_caches(model: Any, name: str) -> None:
         read = [texts[-1].follow([one])[0] for one in followed]
         assert cache.get_seq_length() == len(common)
     every, thirds = [(place, 1) for place in range(FED)], [(place, 1) for place in range(1, FED, 3)]
-    walks = [(0, 7), (4, 5), (9, 3)]
-    rows = SharedRows.joined([texts[0].rows(0, [every, thirds]), texts[1].rows(0, [[*walks, *every]])])
+    walks, chosen = [(0, 4), (4, 6), (7, 3)], [place for place, _ in thirds]
+    rows = SharedRows.joined([texts[0].rows(0, [every, thirds]), texts[1].rows(0, [[*walks, *thirds]])])
     count, last = rows.rows.batch, FED + len(thirds)
 
     def step(part: SharedRows) -> torch.Tensor:
@@ -102,21 +109,21 @@ def test_one_step_is_many_on_clean_caches(model: Any, name: str) -> None:
         together = [step(rows.part(range(last, last + 3), number)) for number in range(3)]
         some = [step(rows.part(range(5, 15))) for _ in range(2)][1]
         again = step(rows)
-    first, second = (separate(model, SPECS[name], commons[0], one, tokenizer) for one in fed[:2])
-    third = separate(model, SPECS[name], commons[1], fed[2], tokenizer)
-    starts = third[[place for place, _ in walks]]
-    assert (said - torch.cat([first, second[1::3], starts, third])).abs().max() < EXACT
+    first = separate(model, SPECS[name], commons[0], fed[0], tokenizer)
+    second = separate(model, SPECS[name], commons[0], fed[1], tokenizer, starts=chosen)
+    places = [*(place for place, _ in walks), *chosen]
+    third = separate(model, SPECS[name], commons[1], fed[2], tokenizer, starts=places)
+    assert (said - torch.cat([first, second, third])).abs().max() < EXACT
     assert (some - said[5:15]).abs().max() < EXACT
-    assert torch.equal(again, said) and count == last + 3 + FED
+    assert torch.equal(again, said) and count == last + 3 + len(thirds)
     for (start, steps), logits in zip(walks, walked, strict=True):
         before = [*commons[1], *fed[2][:start]]
         wanted = separate(model, SPECS[name], before, fed[2][start : start + steps], tokenizer, walk=steps)
         assert (torch.stack(logits) - wanted).abs().max() < EXACT
     for number, logits in enumerate(together):
         assert (logits - torch.stack([row[number] for row in walked])).abs().max() < EXACT
-    dense = read[0]
-    covering = name == "dense"
-    assert ((said[last + 3 :] - dense).abs().max() < EXACT) == covering, "the policy was sparse, or dense"
+    dense = read[0][chosen]
+    assert ((said[last + 3 :] - dense).abs().max() < EXACT) == (name == "dense"), "the policy was sparse, or dense"
 
 
 # --- the probe: short texts, so that the window of what is not needed is short too ------------------------------------
@@ -163,7 +170,7 @@ def naive(model: Any, policy: str, kind: Kind, walk: int) -> dict[str, list[Any]
     return found
 
 
-@pytest.mark.parametrize(("most", "walk"), [(1, 1), (5, 5), (1000, 1), (1000, 5)])
+@pytest.mark.parametrize(("most", "walk"), [(1, 1), (5, 5), (1000, 1)])
 def test_what_is_measured(model: Any, most: int, walk: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """However many are told at once, and read at once as are of one length; logits are compared in float32, whose error
     is 1e-6 of numbers near 10."""
@@ -191,25 +198,22 @@ def test_what_is_measured(model: Any, most: int, walk: int, monkeypatch: pytest.
 @pytest.mark.parametrize("name", [name for name in ("gemma3_text", "qwen3_next", "gemma3n_text") if name in HYBRIDS])
 def test_layers_of_other_kinds(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """There steps are separate calls; a covering policy is dense attention, a sparse one is not, and errors add up."""
-    monkeypatch.setattr(probing, "TOLD", told := 7)
+    monkeypatch.setattr(probing, "TOLD", told := 6)
     model = hybrid(name)
     probe = Probe(model, [PASSAGE], attach=attached, kinds=("natural",), walks=(1, 5))
     covering, sparse = (
         Policy.from_spec(f"less_is_more:budget={budget},dense_layers={dense},reselect={layer}")
         for budget, dense, layer in ((tiny.LARGE, 1, 5), (12, 0, ""))
     )
-    for walk in (1, 5):
-        full = probe.measure(covering, walk=walk)[0]["natural"]
-        assert len(full.divergence) == told and full.divergence.max() < 1e-4 and full.equal.all()
+    full = probe.measure(covering, walk=5)[0]["natural"]
+    assert len(full.divergence) == told and full.divergence.max() < 1e-4 and full.equal.all()
     one, five = (probe.measure(sparse, walk=walk)[0]["natural"].divergence for walk in (1, 5))
     assert one.max() > 1e-3 and torch.equal(one[::5], five[::5])
     # Where later layers read the keys of earlier ones, what few sparse steps leave in keys is below the rounding.
     assert (one - five)[1:5].abs().max() > 1e-6 or shape_of(model.config).sources
 
 
-@pytest.mark.parametrize(
-    "spec", ["dense", POLICY, f"less_is_more:budget={BUDGET},reselect=3", f"streaming:budget={BUDGET}"]
-)
+@pytest.mark.parametrize("spec", ["dense", POLICY, f"streaming:budget={BUDGET}"])
 def test_a_graph_of_a_step_is_steps_in_a_row(spec: str, model: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Rows end where their last key token is: some leave, and the others go on in a graph of another shape."""
     monkeypatch.setattr(probing, "KEY", 0.5)

@@ -13,7 +13,7 @@ from transformers import DynamicCache, StaticCache
 import saccade
 
 from . import tiny
-from .tiny import fresh, prompt
+from .tiny import answered, fresh, prompt
 from .ways import VERSION
 
 EXACT = {
@@ -21,8 +21,8 @@ EXACT = {
     "verified": "tidal:reselect=3,dense_layers=1,budget=250,rectify=3:verify",
 }
 """Every method so that it attends to everything: what it makes of a changed cache is what stock makes of it."""
-KINDS = ("streaming", "tidal", "less_is_more", "quest", "lychee_cluster", "tidal, rectified", "verified")
-"""A window, a published set, a union of queries, bounds of pages, an index of its own, and both modes of passes."""
+KINDS = ("less_is_more", "quest", "lychee_cluster", "tidal, rectified", "verified")
+"""What keeps nothing beside the cache, bounds of pages, an index of its own, and both modes of passes."""
 LATER = torch.tensor([[5], [9], [2], [11], [7], [3], [12]])
 """Tokens of further steps."""
 
@@ -251,12 +251,6 @@ def test_operations_on_layers_filled_in_part_do_what_stock_does(filled: int, ope
 TEXTS = prompt(20), prompt(12, seed=2)
 
 
-def made(model: Any, ids: torch.Tensor, cache: Any = None) -> list[list[int]]:
-    given = {"attention_mask": torch.ones_like(ids), "past_key_values": cache, "use_cache": True}
-    tokens: list[list[int]] = model.generate(ids, max_new_tokens=8, do_sample=False, **given).tolist()
-    return tokens
-
-
 @torch.no_grad()
 def uses(model: Any) -> list[list[list[int]]]:
     caches = [DynamicCache() for _ in range(5)]
@@ -265,20 +259,20 @@ def uses(model: Any) -> list[list[list[int]]]:
     first, second, repeated, expanded, again = caches
     for layer, other in zip(first.layers, second.layers, strict=True):  # transformers#35684: two caches, one behind
         layer.keys, layer.values = (torch.cat((getattr(layer, n), getattr(other, n)), 2) for n in ("keys", "values"))
-    answers = [made(model, torch.cat((*TEXTS, prompt(3)), dim=1), first)]
+    answers = [answered(model, torch.cat((*TEXTS, prompt(3)), dim=1), past_key_values=first)]
     repeated.batch_repeat_interleave(3)  # transformers#34232: a prefix over a batch
     for layer in expanded.layers:  # transformers#28738: the same by hand
         layer.keys, layer.values = layer.keys.expand(3, -1, -1, -1), layer.values.expand(3, -1, -1, -1)
     rows = torch.cat((TEXTS[0].expand(3, -1), LATER[:6].view(3, 2)), dim=1)
-    answers += [made(model, rows, cache) for cache in (repeated, expanded)]
-    made(model, prompt(), again)
+    answers += [answered(model, rows, past_key_values=cache) for cache in (repeated, expanded)]
+    answered(model, past_key_values=again)
     again.crop(29 - again.get_seq_length())  # transformers#32019: the same prompt once more
-    answers.append(made(model, prompt(), again))
+    answers.append(answered(model, past_key_values=again))
     model.train()  # unsloth#2973, transformers#36051, turbo-alignment#47: what training leaves
     model.eval()
     model.gradient_checkpointing_enable()
     model.config.use_cache = False
-    return [*answers, made(model, prompt())]
+    return [*answers, answered(model, use_cache=True)]
 
 
 def test_reported_uses_give_stocks_tokens() -> None:

@@ -2,6 +2,8 @@
 
 import functools
 import inspect
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -110,6 +112,28 @@ def said(model: PreTrainedModel, **inputs: Any) -> list[int]:
     """Greedy tokens behind a prompt of 40."""
     tokens: list[int] = model.generate(prompt(40), max_new_tokens=6, do_sample=False, **inputs)[0, 40:].tolist()
     return tokens
+
+
+def answered(model: Any, ids: torch.Tensor | None = None, new: int = 8, **options: Any) -> list[list[int]]:
+    """A text and its greedy continuation, under a mask that hides nothing."""
+    ids = prompt() if ids is None else ids
+    given = {"attention_mask": torch.ones_like(ids), "do_sample": False, "max_new_tokens": new, **options}
+    tokens: list[list[int]] = model.generate(input_ids=ids, **given).tolist()
+    return tokens
+
+
+@contextmanager
+def raising(module: Any, error: BaseException) -> Iterator[None]:
+    """Inside, a call of a module raises."""
+
+    def stop(*given: Any) -> None:
+        raise error
+
+    hook = module.register_forward_pre_hook(stop)
+    try:
+        yield
+    finally:
+        hook.remove()
 
 
 def padded(lengths: list[int], seed: int = 0) -> dict[str, torch.Tensor]:

@@ -11,7 +11,7 @@ import transformers
 from transformers import DynamicCache, PreTrainedModel, StaticCache, set_seed
 
 import saccade
-from walking import crossed
+from walking import crossed, in_turn
 
 from . import tiny
 
@@ -136,15 +136,15 @@ HARD = ("beams", "left-padded", "assisted")
 
 
 def every_time(policy: str, way: str) -> bool:
-    """Every policy in the hard ways too."""
-    return policy in (*INDEXED, BARE[list(WAYS).index(way) % len(BARE)]) or way in HARD
+    """What is named beside the kinds, in the hard ways."""
+    return policy in (*INDEXED, BARE[list(WAYS).index(way) % len(BARE)]) or (way in HARD and policy not in BARE)
 
 
 def by_kind(policies: Iterable[str], ways: Collection[str] = WAYS.keys(), also: Collection[str] = ()) -> list[Any]:
-    """Pairs: one policy of each kind, and those named `also`, in all ways; others in the hard ones."""
+    """Pairs: one policy of each kind, and those named `also`, in all ways; each other in a hard one."""
     policies, kinds = list(policies), {*INDEXED, *BARE, *also}
     everywhere = crossed((one for one in policies if one in kinds), ways, every_time)
-    return [*everywhere, *((one, way) for one in policies if one not in kinds for way in HARD if way in ways)]
+    return [*everywhere, *in_turn((one for one in policies if one not in kinds), (way for way in HARD if way in ways))]
 
 
 def paired(rows: Iterable[Any], columns: Iterable[Any]) -> list[tuple[Any, Any]]:

@@ -48,7 +48,7 @@ def ruler(bundled: str) -> dict[str, Any]:
         given = {"pretrained": bundled, "max_seq_lengths": [512]}
         found = lm_eval.tasks.TaskManager(include_path=folder, include_defaults=False, metadata=given).load(list(RULER))
     for task in found["tasks"].values():
-        task.config.generation_kwargs["max_gen_toks"] = 24
+        task.config.generation_kwargs["max_gen_toks"] = 12
     return found
 
 

@@ -33,23 +33,6 @@ def quest(
     return composed(q, k, roles=roles, rule=rule, scorer="page_bounds", page=page, heads=heads).sets
 
 
-def exact_topk(q: list[Array], k: list[Array], *, budget: int, dense_layers: int = 2, heads: str = "kv") -> Sets:
-    return composed(q, k, roles=always(len(q), len(k[0]), dense_layers), rule=top_k(budget), heads=heads).sets
-
-
-def tidal(
-    q: list[Array],
-    k: list[Array],
-    *,
-    budget: int,
-    reselect: Sequence[int] = (),
-    dense_layers: int = 2,
-    heads: str = "kv",
-) -> Sets:
-    roles = persistent(len(q), len(k[0]), dense_layers, [dense_layers, *reselect])
-    return composed(q, k, roles=roles, rule=top_k(budget), heads=heads).sets
-
-
 def less_is_more(
     q: list[Array], k: list[Array], *, budget: int, reselect: Sequence[int] = (), dense_layers: int = 2,
     sinks: int = 4, recent: float = 0.25, scorer: str = "exact", page: int = 1,

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import saccade
@@ -285,6 +285,7 @@ def test_bad_json() -> None:
 
 
 @given(st.text(max_size=40))
+@settings(max_examples=20)
 def test_no_text_but_a_spec_gets_through(text: str) -> None:
     """Any text is a policy or a one-line `PolicyError`, as spec and as JSON."""
     assert "\n" not in refusal(text)
