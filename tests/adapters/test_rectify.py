@@ -35,7 +35,7 @@ REWRITTEN_WAYS: dict[str, Callable[[PreTrainedModel], torch.Tensor]] = {
 
 
 def wanted(policy: str, way: str) -> bool:
-    """Bounds in the cache and an index beside it in every way; others, which keep nothing, by hand."""
+    """Bounds in the cache and an index beside it in every way; what keeps nothing, or the same bounds, by hand."""
     return policy in ("quest", "lychee_cluster") or way == "by hand, static"
 
 

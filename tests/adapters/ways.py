@@ -136,7 +136,7 @@ HARD = ("beams", "left-padded", "assisted")
 
 
 def every_time(policy: str, way: str) -> bool:
-    """What is named beside the kinds, in the hard ways."""
+    """Indexes in every way, one of the bare in each, and what is neither in the hard ones."""
     return policy in (*INDEXED, BARE[list(WAYS).index(way) % len(BARE)]) or (way in HARD and policy not in BARE)
 
 

@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 from searching import make_model
 
 from adapters import tiny
@@ -27,7 +26,6 @@ def little_text() -> Iterator[None]:
     What the probe tells, in texts of a hundred tokens and few steps; random weights need none that a nat tells.
     """
     few = Texts.passages
-    torch.set_num_threads(1)  # what workers would run, nobody here would see
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(problems, "CHARACTERS", 100_000)
         patch.setattr(problems, "token_ends", functools.cache(problems.token_ends))

@@ -106,7 +106,6 @@ def test_heads_are_found_in_layers_with_full_attention(folder: Path, task: Path,
     decodes(folder, tmp_path / "saccade.json")
 
 
-@pytest.mark.parametrize("folder", ["gemma3_text"], indirect=True)
 def test_retrieval_scores_are_of_layers_with_full_attention(folder: Path, tmp_path: Path) -> None:
     search = HeadSearch.check(head_settings(folder, tmp_path, methods="score", target_heads=4))
     found = search.find(search.target.subject.load(), "score", nothing)
@@ -225,6 +224,7 @@ def test_gold_mass_beside_sinks_is_less_than_all() -> None:
             wanted[step.layer] = logits.softmax(-1)[:, :40].sum(-1)
 
     Reading(model, problem).observe(gold, Watching(6, 4, tokens))
+    assert {*wanted} == {*FULL_LAYERS} and not gold.mass[[*{*range(6)} - {*FULL_LAYERS}]].any()
     for layer in FULL_LAYERS:
         torch.testing.assert_close(gold.mass[layer], wanted[layer], rtol=0, atol=40 * 2.0**-22)
     assert min(float(masses.min()) for masses in wanted.values()) < 0.6

@@ -21,7 +21,9 @@ def published() -> dict[str, Any]:
 
 def test_a_run_gives_json_and_two_tables(invoke: Invoke, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     small = Grid((8, 100), (12,), (0.9,), (0.05,), (0.3,), ("rare",), (0.0,))
-    monkeypatch.setattr(simulation, "Grid", lambda *told, **_: replace(small, losses=(0.0,)) if told else small)
+    monkeypatch.setattr(
+        simulation, "Grid", lambda *told, **more: replace(small, losses=Grid(*told, **more).losses) if told else small
+    )
     file = tmp_path / "inner" / "promise.json"
     result = invoke("promise", "--runs", 40, "--again", 60, "--json", file, "--seed", 5)
     assert result.exit_code == 0, result.output

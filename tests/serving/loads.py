@@ -1,6 +1,6 @@
 """Requests that come and go while others decode, and what each of them was answered.
 
-By the engines that lossless tests ask, each once in a process of its own, it is held against stock's.
+The engines of lossless tests are asked once, in a process of their own; their answers are held against stock's.
 """
 
 import json

@@ -140,8 +140,8 @@ PROPER = {**FIXED, "num_speculative_tokens": 7, "num_speculative_tokens_per_batc
 """All lengths, so that vLLM captures them."""
 ALWAYS = ("--speculative-config", json.dumps(FIXED))
 SEQS = ("--max-num-seqs", "8")
-lossless = partial(made, *SEQS, policy=LOSSLESS)
-refused = partial(reasons, *SEQS, policy=LOSSLESS)
+lossless = partial(made, *SEQS, policy=PAGED)
+refused = partial(reasons, *SEQS, policy=PAGED)
 
 
 @on_v2

@@ -19,7 +19,6 @@ from counting import used
 from saccade import sparsify
 from saccade.adapters.vllm import metrics
 from saccade.adapters.vllm.metrics import VARIABLE, StepMetrics, exporting, leftovers
-from saccade.adapters.vllm.worker import lossless
 from saccade.adapters.vllm.worker.requests import SERVING, RequestRow, RequestRows
 from saccade.checkpoints.bundled import model_path
 from saccade.decode.counters import Counters
@@ -333,6 +332,9 @@ def test_nothing_is_counted_while_an_engine_starts(read: Read, timers: Timers, m
         report.again()
         report.verified("tidal", torch.ones(2, 3))
         return "done"
+
+    # Later than the CUDA path: it imports vLLM's worker for CPUs.
+    from saccade.adapters.vllm.worker import lossless
 
     worker: Any = object.__new__(lossless.LosslessWorker)
     worker.vllm_config = None

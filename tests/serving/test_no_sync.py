@@ -5,17 +5,25 @@ read cannot succeed; `host_reads` watches every call for what only a real device
 """
 
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from cuda_engine import CudaEngine, Row, mixed_roles
+from cuda_engine import HEAD_DIM, KV_HEADS, LAYERS, QUERY_HEADS, SCALE, SHAPE, CudaEngine, Row, mixed_roles
 from torch import Tensor
 
 from host_reads import HostReadError, watching
 from saccade.adapters.vllm.checks import SCHEDULER
 from saccade.adapters.vllm.worker.requests import RequestRow
+from saccade.decode.attend import attend
+from saccade.decode.counters import Counters
+from saccade.decode.state import DecodeState
+from saccade.methods.policy import Policy
+from saccade.selection.clusters.tree import ClusterTree
+from saccade.types import KVView, Rows, Softmax
 
 READS: tuple[Callable[[Tensor], Any], ...] = (
     lambda x: x.sum().item(),
@@ -129,3 +137,31 @@ def test_taking_text_in_reads_nothing_on_the_host(engine: CudaEngine) -> None:
     watched_step(engine, (Row(0, 312), Row(1, 200, 200, True)))
     watched_step(engine, (Row(0, 313), Row(1, 201)))
     assert table.stops[:2] == [312 // 16 * 16, 200 // 16 * 16]
+
+
+def test_an_index_beside_a_cache_of_transformers_is_never_read_on_the_host() -> None:
+    """Lengths are the host's there; in a step that cuts chunks and plants them."""
+    plan, layers = Policy.from_spec("lychee_cluster:form=paper,budget=96").plan(SHAPE), range(LAYERS)
+    state = DecodeState(plan, Counters(LAYERS), exhaustive_is_dense=False)
+    length, more = 300, 84
+    page = torch.randn(1, length + more, KV_HEADS, HEAD_DIM)
+
+    def step(length: int, device: str) -> None:
+        rows = Rows.on_host(torch.zeros(1, 1, dtype=torch.int32), [0], [length])
+        moved = {name: getattr(rows, name).to(device) for name in ("page_table", "row_start", "seq_lens")}
+        rows = replace(rows, **moved)
+        storage = page[:, :length].to(device)
+        q = torch.randn(1, QUERY_HEADS, HEAD_DIM).to(device)
+        state.begin(length - 1)
+        with watching() if device == "meta" else nullcontext():
+            for layer in layers:
+                attend(state, layer, q, KVView(storage, storage, rows), Softmax(SCALE))
+
+    step(length, "cpu")
+    index: Any = state.indexes.index  # type: ignore[attr-defined]
+    table, (stop,) = index.table, index.table.stops
+    for name in ("edges", "counts", "ends"):
+        setattr(table, name, getattr(table, name).to("meta"))
+    index._lay_out(ClusterTree(**{name: part.to("meta") for name, part in index.trees.tensors().items()}))
+    step(length + more, "meta")
+    assert table.stops[0] > stop

@@ -37,7 +37,7 @@ for policy in {policies!r}:
     report.verified(policy, torch.tensor({drafts!r}) // 2)
     count("cycles", 50, "1"), count("cycles", 50, "3")
 parent or os._exit(0)
-os.wait()
+assert os.wait()[1] == 0
 registry = CollectorRegistry()
 MultiProcessCollector(registry)
 sys.stdout.buffer.write(generate_latest(registry))
