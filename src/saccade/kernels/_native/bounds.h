@@ -101,7 +101,7 @@ typedef void (*NAME(bounder))(const struct bounds *, const struct places *, int,
     {                                                                                                                  \
         if (call->table)                                                                                               \
             NAME(op)(call, places, count, positive, negative, scores, __VA_ARGS__, 1, 1);                              \
-        else if (call->bf16 && call->dim > 64)                                                                         \
+        else if ((call->bf16 && call->dim > 64) || !FORESEEN)                                                          \
             NAME(op)(call, places, count, positive, negative, scores, __VA_ARGS__, 0, 1);                              \
         else                                                                                                           \
             NAME(op)(call, places, count, positive, negative, scores, __VA_ARGS__, 0, 0);                              \

@@ -21,4 +21,20 @@
 #define SHUFFLE(type, a, b, ...) __builtin_shuffle(a, b, (type){__VA_ARGS__})
 #endif
 
+/* Floats in the widest vectors that the machine has and that are at most `lanes` wide (0: any). */
+static inline int64_t machine_lanes(int64_t lanes)
+{
+    const int64_t most = lanes ? lanes : 16;
+#ifdef __x86_64__
+    __builtin_cpu_init();
+    const int v3 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
+    const int v4 = v3 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+                   __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl");
+    return v4 && most >= 16 ? 16 : v3 && most >= 8 ? 8 : 4;
+#else
+    (void)most;
+    return 4;
+#endif
+}
+
 #endif

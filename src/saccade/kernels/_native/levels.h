@@ -2,6 +2,7 @@
  * compiler's target switched; and says which of them the machine has. That file undefines nothing but what it defines.
  * (Function multi-versioning would be shorter, but GCC splits generic vectors for the base target before it clones.) */
 
+#include "compiler.h"
 #ifdef __x86_64__
 #include <immintrin.h>
 
@@ -54,19 +55,3 @@
 #define OF_LEVEL(lanes, x) ((void)(lanes), base_##x)
 
 #endif
-
-/* Floats in the widest vectors that the machine has and that are at most `lanes` wide (0: any). */
-static int64_t machine_lanes(int64_t lanes)
-{
-    const int64_t most = lanes ? lanes : 16;
-#ifdef __x86_64__
-    __builtin_cpu_init();
-    const int v3 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
-    const int v4 = v3 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
-                   __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl");
-    return v4 && most >= 16 ? 16 : v3 && most >= 8 ? 8 : 4;
-#else
-    (void)most;
-    return 4;
-#endif
-}

@@ -44,7 +44,7 @@ static void open_item(struct reader *reader, const struct plan *plan, const stru
     const int64_t fill = LINEAR_BYTES / (call->dim * (call->bf16 ? 2 : 4)) / 16 * 16;
     /* Measured (Zen 4): what the hardware foresees suffices for long runs of rows of 128 bytes, and for float32. */
     const int hard = call->dim > 64 || (call->scores && call->pooling == EACH); /* many rows of scores are written */
-    const int fetch = item->set >= 0 || call->row_pages > 1 || call->k_dim || (call->bf16 && hard);
+    const int fetch = item->set >= 0 || call->row_pages > 1 || call->k_dim || (call->bf16 && hard) || !FORESEEN;
     *reader = (struct reader){
         .call = call, .lanes = lanes, .fetch = fetch, .at = item->at, .end = item->end,
         .block = item->set >= 0 ? GATHERED : fetch ? FETCHED : fill < 16 ? 16 : fill > BLOCK ? BLOCK : (int)fill,
