@@ -53,8 +53,9 @@ _TUNE = "saccade tune --context 1024 --agreement 0.95 --dtype float32 --output-d
 _UPKEEP = "python -m claims upkeep --budget 256,1024 --json docs/results/upkeep.json --picture docs/images/upkeep.svg"
 _CODER = "models/qwen2.5-coder-0.5b"
 
-_SPEEDS = "v1 more rectified large cluster lossless lossless-28 adaptive rejected qwen3 glm fp8 gemma3 gptoss"
+_SPEEDS = "v1 more rectified large cluster lossless lossless-28 adaptive rejected qwen3 qwen3-fp8 glm fp8 gemma3 gptoss"
 """Of which steps there are tables, as their files are called."""
+_STEPS = "saccade bench serve"
 
 
 def _slice(name: str, shape: str) -> Made:
@@ -64,7 +65,7 @@ def _slice(name: str, shape: str) -> Made:
 
 
 def _speed(name: str) -> Made:
-    return Made(partial(serving.speed, file=name), name, "saccade bench serve")
+    return Made(partial(serving.speed, file=name), name, _STEPS)
 
 
 def _claims(paper: str) -> Made:
@@ -99,28 +100,27 @@ BLOCKS: Mapping[str, Made] = {
     "growth": Made(quality.growth, "growth", "python -m benchmarks growth --json docs/results/growth.json"),
     "serve-h200": _speed("serve_h200"),
     **{f"serve-h200-{of}": _speed(f"serve_h200_{of.replace('-', '_')}") for of in _SPEEDS.split()},
-    "serve-h200-versions": Made(
-        partial(serving.versions, file="serve_versions_h200"), "serve_versions_h200", "saccade bench serve"
-    ),
-    "serve-h200-ceiling": Made(serving.ceiling, "serve_h200", "saccade bench serve"),
-    "serve-h200-slower": Made(serving.slower, "serve_h200", "saccade bench serve"),
+    "serve-h200-versions": Made(partial(serving.versions, file="serve_versions_h200"), "serve_versions_h200", _STEPS),
+    "serve-h200-ceiling": Made(serving.ceiling, "serve_h200", _STEPS),
+    "serve-h200-slower": Made(serving.slower, "serve_h200", _STEPS),
     "lossless": Made(partial(lossless.gains, file="serve_h200"), "serve_h200", "python -m benchmarks tables"),
     "drafts": Made(partial(lossless.accepted, file="drafts_h200"), "drafts_h200", lossless.COUNTED),
     "drafts-rates": Made(partial(lossless.rates, file="drafts_h200"), "drafts_h200", lossless.COUNTED),
-    "serve-h200-engines": Made(serving.engines, "serve_h200", "saccade bench serve"),
-    "serve-h200-more-ceiling": Made(serving.ceiling, "serve_h200_more", "saccade bench serve"),
-    "serve-h200-glm-ceiling": Made(
-        partial(serving.ceiling, least=serving.SHORT), "serve_h200_glm", "saccade bench serve"
-    ),
+    "serve-h200-engines": Made(serving.engines, "serve_h200", _STEPS),
+    "serve-h200-more-ceiling": Made(serving.ceiling, "serve_h200_more", _STEPS),
+    "serve-h200-glm-ceiling": Made(partial(serving.ceiling, least=serving.SHORT), "serve_h200_glm", _STEPS),
     "agent-h200": Made(partial(serving.day, file="agent_h200"), "agent_h200", "python -m benchmarks agent"),
-    "serve-h200-gemma3-ceiling": Made(serving.ceiling, "serve_h200_gemma3", "saccade bench serve"),
-    "serve-h200-gptoss-ceiling": Made(serving.ceiling, "serve_h200_gptoss", "saccade bench serve"),
+    "agent-h200-half": Made(
+        partial(serving.day, file="agent_h200_half"), "agent_h200_half", "python -m benchmarks agent"
+    ),
+    "serve-h200-gemma3-ceiling": Made(serving.ceiling, "serve_h200_gemma3", _STEPS),
+    "serve-h200-gptoss-ceiling": Made(serving.ceiling, "serve_h200_gptoss", _STEPS),
     "front-methods": Made(partial(_compared, compared.short, "docs/", 8), "compared_8k", _compare(8)),
     **{
         f"compared-{size}k": Made(partial(_compared, compared.whole, "", size), f"compared_{size}k", _compare(size))
         for size in (8, 30, 64, 126)
     },
-    "front-speed": Made(front.speed, "serve_h200", "saccade bench serve"),
+    "front-speed": Made(front.speed, "serve_h200", _STEPS),
     "serve-cpu": Made(partial(serving.speed, file="serve_cpu"), "serve_cpu", _SERVE),
     "serve-clients-cpu": Made(
         partial(serving.load, command=_CLIENTS, file="serve_clients_cpu"), "serve_clients_cpu", _CLIENTS
