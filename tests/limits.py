@@ -13,7 +13,7 @@ LIMITS = {
     "longest file outside kernels": 400,
     "hard dependencies": 6,
     "lines of tests": 36_622,
-    "cases of make test and make walk": 2_409,
+    "cases of make test and make walk": 2_394,
     "lines of claims": 7_066,
     "lines of lab": 698,
     "lines of benchmarks": 4_576,
@@ -63,7 +63,7 @@ ALLOWANCES: tuple[tuple[str, int, int], ...] = (
 """What an issue lets a row grow by: row, amount, number of the issue."""
 CASES = "cases of make test and make walk"
 COLLECTED = pytest.StashKey[int]()
-"""How many cases this run has found, those that it leaves out included."""
+"""How many cases this run has found, those that it leaves out included; of all widths of vectors, one."""
 
 
 def limit(row: str) -> int:

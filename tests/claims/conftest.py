@@ -25,10 +25,7 @@ LITTLE = 60_000
 
 @pytest.fixture(scope="module", autouse=True)
 def _less_text() -> Iterator[None]:
-    """Readmes and the library are millions of letters, of which each command would count the tokens.
-
-    And would read the model's tokenizer anew.
-    """
+    """Readmes and the library are millions of letters: each command would count their tokens, and read a tokenizer."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(kinds, "_prose", lambda: PROSE()[-LITTLE:])
         patch.setattr(passages, "library_sources", lambda **asked: LIBRARY(**asked | {"characters": LITTLE})[:LITTLE])

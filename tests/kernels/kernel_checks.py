@@ -78,6 +78,7 @@ class Run(NamedTuple):
 _levels = {native.loaded().saccade_level(native.MOST_DIM, most): most for most in (32, 16, 8, 4)} if built else {}
 WIDTHS = tuple(sorted(_levels.values()))
 _runs = (Run("triton"),) if INTERPRETED else (Run("reference"), *(Run("native", lanes) for lanes in WIDTHS))
+every_width = pytest.mark.parametrize("lanes", WIDTHS, ids="native{}".format)
 every_index_run = pytest.mark.parametrize("run", _runs, ids=str)
 every_attention_run = pytest.mark.parametrize("run", _runs if INTERPRETED else (*_runs, Run("cpu")), ids=str)
 needs_the_library = pytest.mark.skipif(not built, reason="no library was built")

@@ -7,7 +7,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from kernel_budgets import TINY, UNIT, gamma
-from kernel_checks import WIDTHS, Run, built, every_implementation, every_index, every_index_run, refused, threads
+from kernel_checks import Run, built, every_implementation, every_index, every_index_run, every_width, refused, threads
 from torch import Tensor
 
 from saccade.kernels._dispatch import Implementation
@@ -72,7 +72,7 @@ def test_every_shape_of_x(implementation: Implementation) -> None:
         expect(DecodeLinear(weight, implementation=implementation)(x), x, weight, None)
 
 
-@pytest.mark.parametrize("lanes", WIDTHS)
+@every_width
 def test_a_row_does_not_depend_on_the_others(lanes: int) -> None:
     for inputs in (45, 256):
         x, weight, bias = make(8, 21, inputs)
@@ -81,7 +81,7 @@ def test_a_row_does_not_depend_on_the_others(lanes: int) -> None:
             assert torch.equal(product(Run("native", lanes), x[:rows], weight, bias), whole[:rows])
 
 
-@pytest.mark.parametrize("lanes", WIDTHS)
+@every_width
 def test_a_row_does_not_depend_on_the_threads(lanes: int) -> None:
     """Enough bytes that the outputs are cut, in parts that do not divide them."""
     x, weight, bias = inside(torch.randn(3, 1000)), inside(torch.randn(1031, 1000)), inside(torch.randn(1031))

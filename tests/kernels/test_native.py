@@ -13,6 +13,7 @@ from kernel_caches import Case, make_case
 from kernel_checks import (
     WIDTHS,
     built,
+    every_width,
     expect_attention,
     expect_dense,
     expect_scores,
@@ -33,7 +34,7 @@ from saccade.types import Pooling, Selection, Softmax
 POOLINGS: tuple[Pooling, ...] = ("max", "mean", "each")
 
 
-@pytest.fixture(params=WIDTHS)
+@pytest.fixture(params=WIDTHS, ids="native{}".format)
 def width(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Vectors of at most this many floats; a narrower machine repeats its widest."""
     monkeypatch.setattr(native, "widest", request.param)
@@ -47,7 +48,7 @@ def test_the_library_is_built_where_there_is_a_compiler() -> None:
         assert native.description() == ("torch" if native.library() is None else native.description())
 
 
-@pytest.mark.parametrize("lanes", WIDTHS)
+@every_width
 def test_exp(lanes: int) -> None:
     """Two units of float32 down to the smallest normal number, 0 below, 1 at 0."""
     library = native.library()
