@@ -73,8 +73,8 @@ struct plan {
     float *partials;    /* per item and query head: maximum, sum of weights, weighted values */
 };
 
-/* Whether the hardware foresees long runs of short rows. Measured: Zen 4 does, and fetching takes it a tenth longer; a
- * Xeon of the fourth generation or later reads them at half its bandwidth, and at nine tenths where they are fetched. */
+/* Whether the hardware foresees long runs of short rows. Measured: Zen 4 does, and is a fifth slower where they are
+ * fetched; a Xeon with AMX reads them at half its bandwidth, and at nine tenths where they are fetched. */
 #ifdef __x86_64__
 #define FORESEEN __builtin_cpu_is("amd")
 #else

@@ -94,7 +94,7 @@ INLINE void NAME(dot_bound)(const struct bounds *call, const struct places *plac
 
 typedef void (*NAME(bounder))(const struct bounds *, const struct places *, int, const void *, const void *, float *);
 
-/* Scattered pages are fetched; of neighbours those that are longer than two cache lines, as in reader.h. */
+/* Scattered pages are fetched; of neighbours those longer than two cache lines and those not foreseen, as in reader.h */
 #define BOUNDER(name, op, ...)                                                                                         \
     INNER void NAME(name)(const struct bounds *call, const struct places *places, int count, const void *positive,     \
                           const void *negative, float *scores)                                                         \
